@@ -218,8 +218,8 @@ def test_what_is_no_receipt_is_refused(server: Running, body: Any, param: str) -
         ({"resume": {"tokens": [1]}}, None, "karat.resume.seed"),
         ({"resume": {"tokens": [1], "seed": 5}}, None, "karat.resume.seed"),
         ({"resume": {"tokens": [1], "seed": 3, "choice": 2}}, None, "karat.resume.choice"),
-        ({"resume": {"tokens": [1], "seed": 3}, "receipt": True}, None, "karat"),
-        ({"resume": {"tokens": [1], "seed": 3}}, "1", "karat"),
+        ({"resume": {"tokens": [1], "seed": 3}, "receipt": True}, None, "karat.resume"),
+        ({"resume": {"tokens": [1], "seed": 3}}, "1", "karat.resume"),
         ({}, "yes", "karat-receipt"),
     ],
 )
@@ -236,6 +236,25 @@ def test_wrong_wishes_are_refused(server: Running, karat: Any, header: str | Non
 def test_only_openais_older_routes_resume(server: Running, route: str) -> None:
     answer = server.ask(route, BODIES[route] | {"karat": {"resume": {"tokens": [1], "seed": 3}}})
     assert answer.status == 400 and b"resume" in answer.content
+
+
+@pytest.mark.parametrize("form", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_resumed_has_the_receipt_of_the_whole(server: Running, stream: bool, form: bool) -> None:
+    """Byte for byte that of the answer that nothing broke off. Held-back text, the end and the form included."""
+    body = BODIES["/v1/chat/completions"] | {"n": 2, "seed": 6, "temperature": 1.2, "stop": ["zz", " and the"]}
+    body |= {"structured_outputs": {"regex": "[a-m ]{3,9}[n-z]+"}} if form else {"max_tokens": 16}
+    answer = server.chat(**body, return_token_ids=True, karat={"receipt": True}).json
+    for choice, whole in zip(answer["choices"], answer["karat"]["receipt"], strict=True):
+        ids = choice["token_ids"]
+        for cut in (0, 1, len(ids) // 2, len(ids) - 1, len(ids)):
+            asked = {"tokens": ids[:cut], "seed": 6, "choice": choice["index"]}
+            made = server.chat(**body, stream=stream, karat={"resume": asked, "receipt": True})
+            karat = made.events[-1]["karat"] if stream else made.json["karat"]
+            assert karat["receipt"] == whole
+        other = [(ids[0] + 1) % 200, *ids[1:]]
+        refused = server.chat(**body, karat={"resume": {"tokens": other, "seed": 6}, "receipt": True})
+        assert refused.status == 400 and b"a receipt is of an answer that the model drew whole" in refused.content
 
 
 @pytest.mark.parametrize("stream", [False, True])

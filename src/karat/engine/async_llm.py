@@ -20,13 +20,16 @@ from karat.engine.async_engine import AsyncEngine, write_logs
 from karat.engine.async_messages import Add, Compare, Open, Parted, Replay, Replayed
 from karat.engine.async_process import EngineProcess, encoded
 from karat.engine.async_requests import OpenRequest
+from karat.engine.choice import Choice
 from karat.engine.comparing import compared_from
 from karat.engine.engine import Engine
 from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
+from karat.engine.lengths import resolve_max_tokens
 from karat.engine.llm import LLM, idleness
 from karat.engine.loading import Preparation
 from karat.engine.options import Options
 from karat.engine.sampler import SAMPLER_VERSION
+from karat.engine.sequence import Sequence as TokenSequence
 from karat.engine.stats import EngineStats
 from karat.engine.text_side import TextSide
 from karat.engine.tool_use import calling, parsed
@@ -281,8 +284,11 @@ class AsyncLLM:
         open request may have it (None: a new name). A smaller priority is served first. Prompts of different `salt`
         share no blocks of the cache. With prompt_progress the first update comes when the request is accepted, and one
         with each step of the prompt. receipt is as in `LLM.generate`, for the output; the request waits until the
-        weights are hashed. resume is an answer's beginning, to go on with. The first step of the iteration raises
-        RequestError or CapacityError for a request that can never be served, and OverloadedError if the queue is full.
+        weights are hashed. resume is an answer's beginning, to go on with; with a receipt, which is of the whole
+        answer, its tokens are drawn again first.
+
+        The first step of the iteration raises RequestError or CapacityError for a request that can never be served, and
+        OverloadedError if the queue is full.
         """
         how = _How(request_id, priority, salt, prompt_progress, receipt, resume)
         async with self._opened(prompt, params, how) as opened:
@@ -500,8 +506,12 @@ class AsyncLLM:
         if how.receipt is not False:
             found = await self.fingerprint()
 
+            def with_own(output: RequestOutput, request: Request) -> RequestOutput:
+                given_text = "" if request.resume is None else self._given_text(request)
+                return with_receipts(output, request, found, self.max_model_len, how.receipt, given_text)
+
             async def complete(output: RequestOutput, request: Request) -> RequestOutput:
-                return await self._in_thread(with_receipts, output, request, found, self.max_model_len, how.receipt)
+                return await self._in_thread(with_own, output, request)
 
         add, message = await self._admitted(prompt, params, how)
         opened = self._engine.add(add, message, how.name, see, complete)
@@ -527,10 +537,6 @@ class AsyncLLM:
         salt, resume = how.salt, how.resume
         if salt is not None and not isinstance(salt, str):
             raise RequestError(f"salt={shown(salt)}: expected a text, or None")
-        if resume is not None and how.receipt is not False:
-            raise RequestError(
-                "resume with receipt: expected one of them; a receipt is of an answer that was drawn whole"
-            )
         number = str(next(self._numbers))
 
         def make() -> tuple[Add, bytes]:
@@ -547,7 +553,27 @@ class AsyncLLM:
             add, message = await self._in_thread(make)
             if (form := add.request.params.structured_outputs) is not None:
                 await self.compile_form(form)
+            if resume is not None and resume.token_ids and how.receipt is not False:
+                await self._require_own(add.request, resume)
             return add, message
+
+    async def _require_own(self, request: Request, resume: Resume) -> None:
+        """RequestError unless the model draws the answer's beginning by itself: a receipt says that it drew all."""
+        alone = replace(request, resume=None, prompt=None)
+        difference, _ = await self._replayed(alone, resume.choice, resume.token_ids)
+        if difference is not None:
+            raise RequestError(
+                f"resume: {difference}; a receipt is of an answer that the model drew whole: give the tokens that it "
+                "had, or ask for no receipt"
+            )
+
+    def _given_text(self, request: Request) -> str:
+        """The text of the beginning of an answer that is resumed."""
+        prompt, form = request.prompt_token_ids, request.params.structured_outputs
+        max_tokens = resolve_max_tokens(request.params, len(prompt), self.max_model_len)
+        grammar = None if form is None else self._admission.forms.compile(form)
+        sequence = TokenSequence(0, list(prompt), len(prompt), len(prompt) + max_tokens)
+        return Choice(request, 0, sequence, self.tokenizer, max_tokens, grammar).given_text
 
     def _end_waiting(self, opened: OpenRequest) -> None:
         if not opened.has_begun and not opened.has_ended:

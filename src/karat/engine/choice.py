@@ -93,6 +93,11 @@ class Choice:
         return self._request.request_id
 
     @property
+    def given_text(self) -> str:
+        """The text of an answer that is resumed, as far as its caller has it."""
+        return "".join(self._text[: self.given.pieces])
+
+    @property
     def num_tokens(self) -> int:
         return len(self.sequence.token_ids) - self.sequence.prompt_len
 

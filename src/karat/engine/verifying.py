@@ -38,16 +38,28 @@ def check_wish(wish: ReceiptWish) -> None:
 
 
 def with_receipts(
-    output: RequestOutput, request: Request, fingerprint: Fingerprint, max_model_len: int, wish: ReceiptWish
+    output: RequestOutput,
+    request: Request,
+    fingerprint: Fingerprint,
+    max_model_len: int,
+    wish: ReceiptWish,
+    given_text: str = "",
 ) -> RequestOutput:
-    """The output with a receipt in each choice that did not fail. One whose receipt cannot be made ends in "error"."""
+    """The output with a receipt in each choice that did not fail. One whose receipt cannot be made ends in "error".
+
+    That of an answer that is resumed is of the whole of it; given_text is the text of its beginning.
+    """
     max_tokens = resolve_max_tokens(request.params, len(request.prompt_token_ids), max_model_len)
 
     def one(choice: CompletionOutput) -> CompletionOutput:
         if choice.finish_reason not in ("stop", "length"):
             return choice
         try:
-            made = receipt_of(fingerprint, request, choice, max_tokens=max_tokens, digests_only=wish == "digests")
+            whole, resume = choice, request.resume
+            if resume is not None:
+                ids, text = (*resume.token_ids, *choice.token_ids), given_text + choice.text
+                whole = replace(choice, index=resume.choice, token_ids=ids, text=text)
+            made = receipt_of(fingerprint, request, whole, max_tokens=max_tokens, digests_only=wish == "digests")
         except Exception as error:  # noqa: BLE001 - it ends this choice alone
             _log.error("the receipt of a choice could not be made", exc_info=error)
             kind, text = packed(error)

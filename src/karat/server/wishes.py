@@ -44,14 +44,7 @@ class Wishes:
         if value not in _HEADER_VALUES:
             expected = ", ".join(_HEADER_VALUES)
             raise invalid(RECEIPT_HEADER, f"{RECEIPT_HEADER}: {value[:20]!r}: expected one of {expected}")
-        made = replace(self, receipt=self.receipt or _HEADER_VALUES[value])
-        made.check()
-        return made
-
-    def check(self) -> None:
-        """400 for wishes that exclude each other."""
-        if self.resume is not None and self.receipt is not False:
-            raise invalid("karat", "karat.receipt with karat.resume: a receipt is of an answer that was drawn whole")
+        return replace(self, receipt=self.receipt or _HEADER_VALUES[value])
 
 
 NO_WISHES = Wishes()
@@ -65,9 +58,7 @@ def read_wishes(values: Mapping[str, Any], *, resumes: bool = False) -> Wishes:
     if "resume" in given:
         asked = judge(given["resume"], _RESUMED, "karat.resume.").values
         resume, seed = Resume(tuple(asked["tokens"]), asked.get("choice", 0)), asked.get("seed")
-    made = Wishes(given.get("receipt", False), resume, seed)
-    made.check()
-    return made
+    return Wishes(given.get("receipt", False), resume, seed)
 
 
 def seeded(given: Mapping[str, Any], wishes: Wishes) -> dict[str, Any]:
