@@ -73,3 +73,41 @@ def test_each_choice_has_its_own(server: Running) -> None:
         for choice in event["choices"]:
             streamed.setdefault(choice["index"], []).extend((choice.get("karat") or {}).get("explain", []))
     assert {choice["index"]: choice["karat"]["explain"] for choice in whole} == streamed
+
+
+@pytest.mark.parametrize("route", ASKED)
+def test_every_sampler_is_taken_and_says_what_it_left(server: Running, route: str) -> None:
+    """By llama.cpp's spellings too, whole and streamed; the engine draws as `SamplingParams` says."""
+    samplers = {
+        "top_n_sigma": 3.0,
+        "typ_p": 0.95,
+        "xtc_probability": 0.6,
+        "xtc_threshold": 0.05,
+        "repeat_penalty": 1.2,
+        "repeat_last_n": 16,
+        "dry_multiplier": 0.8,
+        "dry_allowed_length": 0,
+        "dry_sequence_breakers": ["\n"],
+        "no_repeat_ngram_size": 4,
+        "bad_words": ["Once"],
+        "bad_words_ids": [[5, 6]],
+    }
+    body = ASKED[route] | COMMON | samplers
+    answer = server.ask(route, body)
+    assert answer.status == 200, answer.content
+    entries = entries_of([answer.json], route)
+    assert entries == entries_of(data(server.ask(route, body | {"stream": True})), route)
+    names = ("top_n_sigma", "top_k", "typical_p", "top_p", "xtc")
+    for entry in entries:
+        left = [entry["kept"][name] for name in names]
+        assert left == sorted(left, reverse=True) and left[-1] >= 1 and entry["kept"]["min_p"] is None
+        acted = entry["xtc_draw"] < 0.6
+        assert acted or entry["kept"]["xtc"] == entry["kept"]["top_p"]
+    assert any(other["dry"] < 0 and other["dry"] >= other["penalty"] for e in entries for other in e["alternatives"])
+    neutral = {"top_n_sigma": -1, "typical_p": 1, "xtc_probability": 0, "dry_multiplier": 0, "no_repeat_ngram_size": 0}
+    neutral |= {"bad_words": [], "bad_words_ids": None, "repeat_last_n": None, "mirostat": 0, "tfs_z": 1.0}
+    if route not in HAS_CHOICES:
+        del neutral["mirostat"], neutral["tfs_z"]
+    plain = entries_of([server.ask(route, ASKED[route] | COMMON).json], route)
+    assert entries_of([server.ask(route, ASKED[route] | COMMON | neutral).json], route) == plain
+    assert server.ask(route, body | {"typ_p": 0}).status == 400

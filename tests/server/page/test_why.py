@@ -40,6 +40,27 @@ def test_each_token_says_why_by_keyboard(page: Page) -> None:
     assert page.tab.locator(".token[role=button]").count() == 0
 
 
+def test_each_sampler_says_what_it_took_out(page: Page) -> None:
+    """A request of the page, with samplers that its settings do not have put into it on its way."""
+    more = {"xtc_probability": 1, "xtc_threshold": 0.02, "typical_p": 0.9, "dry_multiplier": 2, "dry_allowed_length": 0}
+
+    def amend(route: Any) -> None:
+        route.continue_(post_data=json.dumps(route.request.post_data_json | more))
+
+    page.tab.route("**/v1/chat/completions", amend)
+    with page.tab.expect_response("**/v1/chat/completions") as answered:
+        page.ask("Tell me a story.")
+    entries = explained(answered.value.text())
+    place, entry = next(
+        (i, e) for i, e in enumerate(entries) if any(other["cut_by"] == "xtc" for other in e["alternatives"])
+    )
+    page.key("w")
+    page.tab.locator(".token[role=button]").nth(place).click()
+    said = page.tab.get_by_role("tabpanel", name="Why").inner_text()
+    assert re.search(rf"XTC\s+{entry['kept']['xtc']} token", said) and "cut by XTC" in said
+    assert re.search(rf"Typical p\s+{entry['kept']['typical_p']} token", said)
+
+
 def test_a_token_with_the_focus_has_its_card_where_the_panel_is_closed(page: Page) -> None:
     page.ask("Tell me a story.")
     page.key("w")
