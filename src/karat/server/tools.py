@@ -22,12 +22,16 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A tool that can be called. `parameters` is a JSON Schema; None: none was given."""
+    """A tool that can be called. `parameters` is a JSON Schema; None: none was given.
+
+    `text` is the form of its only argument, a text, where it has one.
+    """
 
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
+    text: StructuredOutputs | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As templates expect it, which are written for OpenAI's form."""
@@ -35,7 +39,7 @@ class Function:
         return {"type": "function", "function": {name: value for name, value in told.items() if value is not None}}
 
     def offer(self) -> Offer:
-        return Offer(self.name, None if self.parameters is None else dict(self.parameters), self.strict)
+        return Offer(self.name, None if self.parameters is None else dict(self.parameters), self.strict, self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,8 +225,7 @@ def _source(form: StructuredOutputs, tokenizer: Tokenizer) -> tuple[str, str]:
     """The name of the field that is given, and llguidance's grammar for it."""
     if form.tool_calls is not None:
         asked = CallGrammar.decoded(form.tool_calls)
-        answer = None if asked.other is None else _term(asked.other)[1]
-        return "tool_calls", _lark(lark_of(asked, tokenizer, _checked, answer))
+        return "tool_calls", _lark(lark_of(asked, tokenizer, _checked, lambda other: _term(other)[1]))
     if form.grammar is not None:
         _check_grammar(form.grammar)
         return "grammar", _lark(form.grammar)

@@ -217,3 +217,23 @@ def test_types_of_schemas() -> None:
         root = {"$defs": {"a": {"type": ["string", "null"]}, "loop": {"$ref": "#/$defs/loop"}}}
         assert kinds(schema, root) == expected
     assert as_json("x", frozenset({"integer"})) == '"x"' and as_json("1e3", frozenset({"number"})) == "1e3"
+
+
+def test_a_text_of_a_grammar_stands_as_it_is() -> None:
+    for form, fitting, others in (
+        ({"regex": "[+-][a-z]+"}, ["+ab"], ["ab", "+"]),
+        (
+            {"grammar": 'start: "begin" LF line+ "end"\nline: /[^\\n]+/ LF\n%import common.LF'},
+            ['begin\nx {"\nend'],
+            ["begin"],
+        ),
+    ):
+        tools = (Tool("f", None, form),)
+        for texts, does in ((fitting, True), (others, False)):
+            for text in texts:
+                assert takes(call(("input", text)), "qwen-xml", tools=tools) == does, text
+    with pytest.raises(RequestError, match="grammar"):
+        takes("", "hermes", tools=(Tool("f", None, {"grammar": 'start: "a"'}),))
+    json_call = '<tool_call>\n{"name": "f", "arguments": {"input": "+a"}}\n</tool_call>'
+    assert takes(json_call, "hermes", tools=(Tool("f", None, {"regex": "[+-][a-z]+"}),))
+    assert not takes(json_call.replace("+", ""), "hermes", tools=(Tool("f", None, {"regex": "[+-][a-z]+"}),))

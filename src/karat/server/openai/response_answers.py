@@ -23,7 +23,7 @@ def response(subject: Subject, echo: Echo, output: RequestOutput) -> Response:
     """The whole answer. ApiError if it ended with an error."""
     (choice,) = output.outputs
     reader = subject.reader()
-    items = Items(subject.heading.id, reader, count().__next__)
+    items = Items(subject.heading.id, reader, count().__next__, echo.meanings)
     for part in reader.parts(choice):
         items.add(part)
     subject.tally.num_reasoning = reader.num_reasoning

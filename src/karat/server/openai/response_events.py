@@ -24,7 +24,7 @@ class ResponseEvents:
         self._subject, self._echo = subject, echo
         self._num_events = 0
         self._reader = subject.reader()
-        self._items = Items(subject.heading.id, self._reader, self._next)
+        self._items = Items(subject.heading.id, self._reader, self._next, echo.meanings)
         self._reason: FinishReason | None = None
         self._output: RequestOutput | None = None
         self._untold: tuple[Explanation, ...] = ()  # of tokens that no event has told of

@@ -1,16 +1,22 @@
 """Items: the output of a response as it grows, with its events: reasoning, messages and calls in a row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from karat.server.openai.response_schema import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
+    Call,
+    CustomToolCall,
     DeltaEvent,
     DoneEvent,
     Event,
     FunctionCall,
+    InputDeltaEvent,
+    InputDoneEvent,
     Item,
     ItemEvent,
     OutputMessage,
@@ -23,10 +29,15 @@ from karat.server.openai.response_schema import (
     Status,
     TextDeltaEvent,
     TextDoneEvent,
+    ToolSearchCall,
 )
+from karat.server.openai.response_tools import INPUT, Meaning
 from karat.server.talk import Reader
+from karat.text.tools.arguments import read_arguments
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 from karat.text.tools.events import Event as Part
+
+_NO_MEANINGS: Mapping[str, Meaning] = {}
 
 
 class Items:
@@ -36,8 +47,12 @@ class Items:
     begun (not of calls), deltas, done, the content done, the item done.
     """
 
-    def __init__(self, answer_id: str, reader: Reader, number: Callable[[], int]) -> None:
+    def __init__(
+        self, answer_id: str, reader: Reader, number: Callable[[], int], meanings: Mapping[str, Meaning] = _NO_MEANINGS
+    ) -> None:
+        """`meanings`: what the names of functions stand for; of others, themselves."""
         self.items: list[Item] = []
+        self._meanings = meanings
         self._suffix = answer_id.partition("-")[2]
         self._reader = reader
         self._number = number
@@ -53,10 +68,13 @@ class Items:
                 begun = self._opened(ReasoningItem(self._id("rs"), [], "in_progress")) if not self._is_open else []
                 return [*begun, self._delta(text)]
             case CallBegin(index, name):
-                call = FunctionCall(self._id("fc"), self._reader.call_id(index), name, "", "in_progress")
-                return [*self._closed(), *self._opened(call)]
+                closed = self._closed()
+                return [*closed, *self._opened(self._call(self._reader.call_id(index), name))]
             case CallArguments(_, text):
-                return [self._delta(text)]
+                if isinstance(self.items[-1], FunctionCall):
+                    return [self._delta(text)]
+                self._pieces.append(text)  # JSON, of which the item has what it means
+                return []
             case CallEnd():
                 return self.close("completed")
 
@@ -75,6 +93,18 @@ class Items:
         item.status = status
         done: DoneEvent
         match item:
+            case CustomToolCall():
+                given = (read_arguments(text) or {}).get(INPUT, "")
+                item.input = given if isinstance(given, str) else text
+                place: Any = {"item_id": item.id, "output_index": index}
+                begun = (
+                    [InputDeltaEvent(sequence_number=self._number(), delta=item.input, **place)] if item.input else []
+                )
+                done = InputDoneEvent(sequence_number=self._number(), input=item.input, **place)
+                return [*begun, done, self._item("response.output_item.done", item)]
+            case ToolSearchCall():
+                item.arguments = dict(read_arguments(text) or {})
+                return [self._item("response.output_item.done", item)]
             case FunctionCall(name=name):
                 item.arguments = text
                 done = ArgumentsDoneEvent(
@@ -97,7 +127,7 @@ class Items:
 
     def _closed(self) -> list[Event]:
         """The events that close the open item before its end was told. Of a call it never comes: that is cut."""
-        return self.close("incomplete" if self.items and isinstance(self.items[-1], FunctionCall) else "completed")
+        return self.close("incomplete" if self.items and isinstance(self.items[-1], Call) else "completed")
 
     def _message(self) -> list[Event]:
         """The events that open a message, unless one is open."""
@@ -115,8 +145,17 @@ class Items:
                 return [added, self._part("response.content_part.added", OutputText(""))]
             case ReasoningItem():
                 return [added, self._part("response.content_part.added", ReasoningText(""))]
-            case FunctionCall():
+            case FunctionCall() | CustomToolCall() | ToolSearchCall():
                 return [added]
+
+    def _call(self, call_id: str, name: str) -> Call:
+        meaning = self._meanings.get(name, Meaning(name))
+        if meaning.kind == "search":
+            return ToolSearchCall(self._id("ts"), call_id, {}, "in_progress")
+        space = UNSET if meaning.namespace is None else meaning.namespace
+        if meaning.kind == "custom":
+            return CustomToolCall(self._id("ctc"), call_id, meaning.name, "", "in_progress", space)
+        return FunctionCall(self._id("fc"), call_id, meaning.name, "", "in_progress", space)
 
     def _delta(self, text: str) -> DeltaEvent:
         self._pieces.append(text)

@@ -1,7 +1,8 @@
 """From requests of /v1/responses to the inner form, with all checks. Nothing here computes or waits."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from karat.request import shown
@@ -21,9 +22,17 @@ from karat.server.openai.messages import (
     unused_of,
 )
 from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables, require_length, switched
-from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool, TextConfig, TextFormat
+from karat.server.openai.response_schema import (
+    AllowedTools,
+    CustomChoice,
+    EchoedTool,
+    FunctionChoice,
+    TextConfig,
+    TextFormat,
+)
+from karat.server.openai.response_tools import INPUT, Meaning, Offered, echoed, flat_name
 from karat.server.openai.tools import read_response_tools
-from karat.server.tools import Tools, unused_in_tools
+from karat.server.tools import unused_in_tools
 from karat.server.wishes import read_wishes
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
@@ -39,6 +48,8 @@ REASONING: Mapping[str, Field] = {
 }
 _PARTS = ("input_text", "output_text", "text")
 _NOTHING: tuple[Any, ...] = (None, [], "")
+_CALLS = ("function_call", "custom_tool_call", "tool_search_call")
+_HIDDEN = ("compaction", "compaction_summary", "context_compaction")  # text that only the server that made it can read
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +61,9 @@ class Echo:
     max_output_tokens: int | None
     text: TextConfig = TextConfig(TextFormat())  # noqa: RUF009 - nobody changes it
     parallel_tool_calls: bool = True
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedTools = "auto"
-    tools: tuple[FunctionTool, ...] = ()
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | CustomChoice | AllowedTools = "auto"
+    tools: tuple[EchoedTool, ...] = ()
+    meanings: Mapping[str, Meaning] = field(default_factory=dict)  # of the names of functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +80,9 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
     body = judge(read_json(content), _FIELDS[route])
     values = body.values
     require_length(values, "max_output_tokens")
-    messages, instructions = linked(_messages(values["input"])), values.get("instructions")
-    tools, (efforts, unheeded) = read_response_tools(values), _effort(values.get("reasoning", {}))
+    offered = Offered()
+    messages, instructions = linked(_messages(values["input"], offered)), values.get("instructions")
+    tools, (efforts, unheeded) = read_response_tools(values, offered), _effort(values.get("reasoning", {}))
     continues = _continues(values["input"])
     if continues:
         require_continuable(messages[-1], f"input[{len(values['input']) - 1}]")
@@ -100,23 +113,17 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         text,
         values.get("parallel_tool_calls", True),
         _echoed_choice(choice) if isinstance(choice, dict) else choice,
-        _echoed(tools),
+        echoed(offered, [function.name for function in tools.functions]),
+        offered.meanings,
     )
     unused = (*_unused_in(values["input"]), *unused_in_tools(values.get("tools", ())))
     return ResponseRequest(chat, echo, (*body.without_effect, *unheeded, *names, *unused))
 
 
-def _echoed_choice(choice: Mapping[str, Any]) -> FunctionChoice | AllowedTools:
-    return AllowedTools(choice["mode"], choice["tools"]) if "tools" in choice else FunctionChoice(choice["name"])
-
-
-def _echoed(tools: Tools) -> tuple[FunctionTool, ...]:
-    return tuple(
-        FunctionTool(
-            each.name, None if each.parameters is None else dict(each.parameters), each.strict, each.description
-        )
-        for each in tools.functions
-    )
+def _echoed_choice(choice: Mapping[str, Any]) -> FunctionChoice | CustomChoice | AllowedTools:
+    if "tools" in choice:
+        return AllowedTools(choice["mode"], choice["tools"])
+    return CustomChoice(choice["name"]) if choice["type"] == "custom" else FunctionChoice(choice["name"])
 
 
 def _effort(reasoning: Mapping[str, Any]) -> tuple[tuple[Effort, ...], tuple[str, ...]]:
@@ -126,34 +133,53 @@ def _effort(reasoning: Mapping[str, Any]) -> tuple[tuple[Effort, ...], tuple[str
     return (Effort("reasoning.effort", body.values["effort"]),) if "effort" in body.values else (), names
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _messages(given: str | list[dict[str, Any]], offered: Offered) -> list[dict[str, Any]]:
+    """The conversation. Tools of which its items tell are added to `offered`."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not given:
         raise invalid("input", "input=[]: expected a text, or messages")
     messages: list[dict[str, Any]] = []
+    ids = {item.get("id") for item in given if item.get("type") != "item_reference"}
     for index, item in enumerate(given):
-        _add(messages, item, f"input[{index}]")
+        where, kind = f"input[{index}]", item.get("type", "message")
+        if kind == "item_reference" or (kind == "message" and item.keys() == {"id"}):
+            if item.get("id") not in ids:
+                text = f"{where} refers to {shown(item.get('id'))}, and no answer is kept; send the item itself"
+                raise invalid(f"{where}.id", text, "unsupported_field")
+        elif kind == "additional_tools":
+            offered.add(item.get("tools"), f"{where}.tools")
+        elif kind == "tool_search_output":
+            offered.add(item.get("tools"), f"{where}.tools")
+            if isinstance(item.get("call_id"), str):
+                found = json.dumps([tool.get("name") for tool in item["tools"]], ensure_ascii=False)
+                messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": f"Tools: {found}"})
+        elif kind not in _HIDDEN:
+            _add(messages, item, where)
+    if not messages:
+        raise invalid("input", "input has no message that can be read; expected one at least")
     return messages
 
 
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
     """Add an item. Reasoning, a message and calls of the assistant in a row are one message."""
     kind = item.get("type", "message")
-    if kind == "function_call_output":
-        _check_keys(item, where, "call_id", "output")
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        _check_keys(item, where, "call_id", "output", "name")
         output = _content("" if item.get("output", 0) in (None, []) else item.get("output"), f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
         return
     if kind == "message" and item.get("role") != "assistant":
         messages.append(_message(item, where))
         return
-    if kind not in ("message", "reasoning", "function_call"):
+    if kind not in ("message", "reasoning", *_CALLS):
         raise invalid(
             f"{where}.type",
-            f"{where}.type={shown(kind)}: expected message, function_call, function_call_output or reasoning",
+            f"{where}.type={shown(kind)}: expected message, reasoning, or a call or an output of a tool",
             "unsupported_field",
         )
+    if kind == "tool_search_call" and not isinstance(item.get("call_id"), str):
+        return  # a search that the server made: its output tells of the tools
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if last is None or (kind == "message" and ("tool_calls" in last or last["content"])) or kind == "reasoning":
         last = {"role": "assistant", "content": ""}
@@ -163,9 +189,22 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
     elif kind == "reasoning":
         last["reasoning_content"] = _reasoning(item, where)
     else:
-        _check_keys(item, where, "call_id", "name", "arguments")
-        call = called(*(_text(item, name, where) for name in ("call_id", "name", "arguments")))
-        last.setdefault("tool_calls", []).append(call)
+        last.setdefault("tool_calls", []).append(_call(item, kind, where))
+
+
+def _call(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
+    """A call of an earlier answer, by the name that the model is shown."""
+    if kind == "tool_search_call":
+        _check_keys(item, where, "call_id", "arguments", "execution")
+        given = item.get("arguments")
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        return called(_text(item, "call_id", where), "tool_search", arguments)
+    given_as = "arguments" if kind == "function_call" else "input"
+    _check_keys(item, where, "call_id", "name", given_as, "namespace")
+    text, name = _text(item, given_as, where), flat_name(item.get("namespace"), _text(item, "name", where))
+    if kind == "custom_tool_call":
+        text = json.dumps({INPUT: text}, ensure_ascii=False)
+    return called(_text(item, "call_id", where), name, text)
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str:

@@ -42,9 +42,32 @@ class FunctionCall(Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str
     status: Status
+    namespace: str | UnsetType = UNSET
 
 
-Item = OutputMessage | ReasoningItem | FunctionCall
+class CustomToolCall(Struct, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool. `input` is bare text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: Status
+    namespace: str | UnsetType = UNSET
+
+
+class ToolSearchCall(Struct, tag_field="type", tag="tool_search_call"):
+    """A search that the client makes."""
+
+    id: str
+    call_id: str
+    arguments: dict[str, Any]
+    status: Status
+    execution: Literal["client"] = "client"
+
+
+Call = FunctionCall | CustomToolCall | ToolSearchCall
+Item = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall | ToolSearchCall
 
 
 class InputTokensDetails(Struct):
@@ -68,17 +91,41 @@ class IncompleteDetails(Struct):
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
 
-class FunctionTool(Struct):
+class FunctionTool(Struct, tag_field="type", tag="function"):
     """A tool that could be called, as the request gave it."""
 
     name: str
     parameters: dict[str, Any] | None
     strict: bool
     description: str | None = None
-    type: Literal["function"] = "function"
+
+
+class CustomTool(Struct, tag_field="type", tag="custom"):
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class NamespaceTool(Struct, tag_field="type", tag="namespace"):
+    name: str
+    description: str | None
+    tools: list[dict[str, Any]]
+
+
+class ToolSearchTool(Struct, tag_field="type", tag="tool_search"):
+    execution: Literal["client"]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+EchoedTool = FunctionTool | CustomTool | NamespaceTool | ToolSearchTool
 
 
 class FunctionChoice(Struct, tag_field="type", tag="function"):
+    name: str
+
+
+class CustomChoice(Struct, tag_field="type", tag="custom"):
     name: str
 
 
@@ -131,8 +178,8 @@ class Response(Struct, kw_only=True):
     error: None = None
     previous_response_id: None = None
     parallel_tool_calls: bool = True
-    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedTools = "auto"
-    tools: list[FunctionTool] = []
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | CustomChoice | AllowedTools = "auto"
+    tools: list[EchoedTool] = []
     background: Literal[False] = False
     store: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
@@ -233,6 +280,23 @@ class ArgumentsDoneEvent(Struct, kw_only=True):
     output_index: int
 
 
+class InputDeltaEvent(Struct, kw_only=True):
+    sequence_number: int
+    item_id: str
+    delta: str
+    type: Literal["response.custom_tool_call_input.delta"] = "response.custom_tool_call_input.delta"
+    output_index: int
+    karat: Explained | UnsetType = UNSET
+
+
+class InputDoneEvent(Struct, kw_only=True):
+    sequence_number: int
+    item_id: str
+    input: str
+    type: Literal["response.custom_tool_call_input.done"] = "response.custom_tool_call_input.done"
+    output_index: int
+
+
 class ErrorEvent(Struct, kw_only=True):
     sequence_number: int
     message: str
@@ -241,8 +305,8 @@ class ErrorEvent(Struct, kw_only=True):
     type: Literal["error"] = "error"
 
 
-DeltaEvent = TextDeltaEvent | ReasoningDeltaEvent | ArgumentsDeltaEvent
-DoneEvent = TextDoneEvent | ReasoningDoneEvent | ArgumentsDoneEvent
+DeltaEvent = TextDeltaEvent | ReasoningDeltaEvent | ArgumentsDeltaEvent | InputDeltaEvent
+DoneEvent = TextDoneEvent | ReasoningDoneEvent | ArgumentsDoneEvent | InputDoneEvent
 Event = ResponseEvent | ItemEvent | PartEvent | DeltaEvent | DoneEvent | ErrorEvent
 EVENTS: tuple[type, ...] = (
     ResponseEvent,
@@ -254,5 +318,7 @@ EVENTS: tuple[type, ...] = (
     ReasoningDoneEvent,
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
+    InputDeltaEvent,
+    InputDoneEvent,
     ErrorEvent,
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 from karat.request import shown
 from karat.server.errors import invalid
+from karat.server.openai.response_tools import Offered, flat_name
 from karat.server.tools import UNUSED, Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.text.tools.calling import Mode
 
@@ -29,17 +30,15 @@ def read_tools(values: Mapping[str, Any]) -> Tools:
     return _chosen(functions, others, values, nested=True)
 
 
-def read_response_tools(values: Mapping[str, Any]) -> Tools:
-    """The tools of a response, where functions have no key of their own."""
-    functions: list[Function] = []
-    others: list[str] = []
-    for number, tool in enumerate(values.get("tools", ())):
-        if tool.get("type") != "function":
-            others.append(other_name(tool, number))
-            continue
-        inner = {name: value for name, value in tool.items() if name != "type"}
-        functions.append(function_of(inner, f"tools[{number}]", schema="parameters"))
-    return _chosen(functions, others, values, nested=False)
+def read_response_tools(values: Mapping[str, Any], offered: Offered) -> Tools:
+    """The tools of a response, where functions have no key of their own. `offered`: those that its input told of."""
+    given = Offered()
+    given.add(values.get("tools", []), "tools")
+    for function in offered.functions:
+        if function.name not in given.meanings:
+            given.keep(function, offered.meanings[function.name])
+    offered.functions, offered.meanings, offered.echoes = given.functions, given.meanings, given.echoes
+    return _chosen(given.functions, [*given.others, *offered.others], values, nested=False)
 
 
 def _chosen(functions: list[Function], others: list[str], values: Mapping[str, Any], *, nested: bool) -> Tools:
@@ -56,7 +55,7 @@ def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[st
     if isinstance(choice, str) and choice in _MODES:
         return _MODES[choice], None
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind == "function" and (name := _name(choice, nested=nested)) is not None:
+    if _is_function(kind, nested=nested) and (name := _name(choice, nested=nested)) is not None:
         return (name,), None
     if kind == "allowed_tools":
         inner = choice.get("allowed_tools") if nested else choice
@@ -64,14 +63,22 @@ def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[st
         mode = inner.get("mode") if isinstance(inner, dict) else None
         if isinstance(tools, list) and mode in ("auto", "required"):
             listed = [tool for tool in tools if isinstance(tool, dict)]
-            names = [_name(tool, nested=nested) for tool in listed if tool.get("type") == "function"]
+            names = [_name(tool, nested=nested) for tool in listed if _is_function(tool.get("type"), nested=nested)]
             if len(listed) == len(tools) and None not in names:
                 return _MODES[mode], [name for name in names if name is not None]
     raise unknown_choice(choice, _EXPECTED)
+
+
+def _is_function(kind: object, *, nested: bool) -> bool:
+    """Whether a tool of this type is shown as a function: custom tools are in responses."""
+    return kind == "function" or (kind == "custom" and not nested)
 
 
 def _name(tool: Mapping[str, Any], *, nested: bool) -> str | None:
     """The name of a function of type function, if nothing else is told of it."""
     inner = tool.get("function") if nested else tool
     name = inner.get("name") if isinstance(inner, dict) else None
-    return name if isinstance(name, str) and not tool.keys() - {"type", "function" if nested else "name"} else None
+    known = {"type", "function"} if nested else {"type", "name", "namespace"}
+    if not isinstance(name, str) or tool.keys() - known:
+        return None
+    return name if nested else flat_name(tool.get("namespace"), name)

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from msgspec import UNSET, UnsetType
+
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.text.schema_closing import closed
 from karat.text.tools.dialect import Dialect
+from karat.text.tools.format import ToolFormat
 from karat.text.tools.grammar import CallGrammar, Tool
 
 Mode = Literal["auto", "none", "required"]
@@ -15,16 +18,26 @@ Mode = Literal["auto", "none", "required"]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A tool that the model is shown. `parameters` is a JSON Schema, to which a `strict` tool's arguments keep."""
+    """A tool that the model is shown. `parameters` is a JSON Schema, to which a `strict` tool's arguments keep.
+
+    `text`: the form of its only argument, a text; a regex or a grammar.
+    """
 
     name: str
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    text: StructuredOutputs | None = None
 
     def bound(self) -> dict[str, Any]:
         """The schema that arguments keep to. Objects of a strict tool have no names but their properties."""
         given = self.parameters or {"properties": {}}
         return closed(given) if self.strict else given
+
+    def text_in(self, form: ToolFormat) -> dict[str, str] | UnsetType:
+        """The form of the argument, where a format can keep to it. A grammar of text is none of the text in JSON."""
+        if self.text is None or (self.text.regex is None and form.shape.parameter is None):
+            return UNSET
+        return {"regex": self.text.regex} if self.text.regex is not None else {"grammar": str(self.text.grammar)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +93,18 @@ class Calling:
             return answer
         if self.must_call:
             answer = None
-        is_strict = any(offer.strict for offer in self.offers)
+        is_strict = any(
+            offer.strict or (dialect.form is not None and offer.text_in(dialect.form) is not UNSET)
+            for offer in self.offers
+        )
         if not (self.must_call or self.single or self.is_part or is_strict or answer is not None):
             return None
         assert dialect.form is not None
         bind = self.must_call or dialect.form.shape.keywords
-        tools = [Tool(each.name, each.bound() if bind or each.strict else None) for each in self.offers]
+        tools = [
+            Tool(each.name, each.bound() if bind or each.strict else None, each.text_in(dialect.form))
+            for each in self.offers
+        ]
         asked = CallGrammar.of(
             dialect,
             tools,
@@ -100,6 +119,14 @@ class Calling:
     def schemas(self) -> dict[str, dict[str, Any] | None]:
         """The schemas of parameters by the names of the tools that may be called."""
         return {offer.name: offer.parameters for offer in self.offers}
+
+    def loose_texts(self, dialect: Dialect) -> tuple[str, ...]:
+        """The names of tools whose text has a form that calls of this dialect cannot keep to."""
+        return tuple(
+            offer.name
+            for offer in self.offers
+            if offer.text is not None and dialect.form is not None and offer.text_in(dialect.form) is UNSET
+        )
 
     def shows_marks(self, dialect: Dialect) -> bool:
         """Whether texts must show special tokens, for some of them are marks of calls or of reasoning."""

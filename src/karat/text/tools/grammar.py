@@ -34,10 +34,14 @@ _ANY_TEXT = r"/(?s:.*)/"
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool that may be called. `parameters` is the JSON Schema that its arguments keep to; None: any object."""
+    """A tool that may be called. `parameters` is the JSON Schema that its arguments keep to; None: any object.
+
+    `text`, a field of StructuredOutputs: the arguments are one, `input`, a text of this form.
+    """
 
     name: str
     parameters: dict[str, Any] | None = None
+    text: dict[str, str] | UnsetType = UNSET
 
 
 class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -105,19 +109,22 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def lark_of(
-    asked: CallGrammar, tokenizer: Tokenizer, checked: Callable[[Schema], Schema], answer: str | None = None
+    asked: CallGrammar,
+    tokenizer: Tokenizer,
+    checked: Callable[[Schema], Schema],
+    term: Callable[[StructuredOutputs], str],
 ) -> str:
     """The grammar in llguidance's Lark syntax. `checked` adds the compiler's options to a schema, or refuses it.
 
-    `answer` is the term of an answer that is no call, where such ones have a form.
+    `term` makes a form that is no calls a term of a grammar, or refuses it.
     """
     form = FORMATS[asked.form]
     terms = _Terms(tokenizer)
-    rules = dict(_calls(asked, form.shape, terms, checked))
+    rules = dict(_calls(asked, form.shape, terms, checked, term))
     if asked.must_call:
         rules["body"] = "calls"
-    elif answer is not None:
-        rules |= {"body": "calls | answer", "answer": answer}
+    elif (other := asked.other) is not None:
+        rules |= {"body": "calls | answer", "answer": term(other)}
     elif form.at_start:
         rules["body"] = "calls | NO_CALL"
         rules["NO_CALL"] = rf"/([ \t\r\n]*[^ \t\r\n{_escaped(form.at_start)}](?s:.*))?/"
@@ -146,12 +153,21 @@ class _Terms:
 
 
 def _calls(
-    asked: CallGrammar, shape: Shape, terms: _Terms, checked: Callable[[Schema], Schema]
+    asked: CallGrammar,
+    shape: Shape,
+    terms: _Terms,
+    checked: Callable[[Schema], Schema],
+    term: Callable[[StructuredOutputs], str],
 ) -> Iterator[tuple[str, str]]:
     """The rules `call`, and `calls` for an answer that consists of calls."""
     for number, tool in enumerate(asked.tools):
         head, tail = terms(shape.before + tool.name + shape.between), terms(shape.after)
         yield f"call_{number}", f"{head} arguments_{number} {tail}"
+        if tool.text is not UNSET:
+            tool, made = _of_text(tool, shape, f"arguments_{number}", term)
+            if made:
+                yield from made
+                continue
         if shape.keywords:
             yield from _keywords(f"arguments_{number}", tool, checked)
         elif shape.parameter is not None:
@@ -219,6 +235,32 @@ def _object_schema(tool: Tool) -> Schema:
         is_closed = all(name in properties for name in required)
         return {"type": "object", **schema, **({"additionalProperties": False} if is_closed else {})}
     return {"type": "object", **schema}
+
+
+def _of_text(
+    tool: Tool, shape: Shape, rule: str, term: Callable[[StructuredOutputs], str]
+) -> tuple[Tool, list[tuple[str, str]]]:
+    """The rules for the argument `input` of a form; none where it stands in JSON, and the tool with a schema for it."""
+    assert tool.text is not UNSET
+    form = StructuredOutputs(**tool.text)  # type: ignore[arg-type]
+    if shape.parameter is None:
+        if form.regex is None:
+            raise RequestError(f"the tool {tool.name} has a text of a grammar, which is none of the text in JSON")
+        term(form)  # refuses what is too large
+        value = {"type": "string", "pattern": f"^(?:{form.regex})$"}
+        schema = {
+            "type": "object",
+            "properties": {"input": value},
+            "required": ["input"],
+            "additionalProperties": False,
+        }
+        return Tool(tool.name, schema), []
+    before, between, after = shape.parameter
+    begin, end = _json(f"{before}input{between}"), _json(after)
+    if form.regex is None:
+        return tool, [(f"{rule}_text", term(form)), (rule, f"{begin} {rule}_text {end}")]
+    name = f"{rule}_text".upper()
+    return tool, [(name, term(form)), (f"{rule}_text[lazy]", f"{name} {end}"), (rule, f"{begin} {rule}_text")]
 
 
 def _of_bound(tool: Tool) -> Schema | None:

@@ -1,0 +1,128 @@
+"""Tools of /v1/responses: functions, and what is made one: tools of a namespace, custom tools, the client's search.
+
+A model is shown functions alone. A function of a namespace has the name of both; a custom tool is a function of one
+text, `input`. Answers name them as the request did (`Meaning`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from karat.errors import RequestError
+from karat.request import StructuredOutputs, shown
+from karat.server.errors import invalid
+from karat.server.openai.response_schema import CustomTool, EchoedTool, FunctionTool, NamespaceTool, ToolSearchTool
+from karat.server.tools import UNUSED, Function, function_of, other_name
+
+INPUT = "input"  # the argument of a custom tool
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What the name of a function stands for."""
+
+    name: str
+    namespace: str | None = None
+    kind: Literal["function", "custom", "search"] = "function"
+
+
+@dataclass(slots=True)
+class Offered:
+    """The tools of a request so far. `others`: names of those that are no functions, for the header."""
+
+    functions: list[Function] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    meanings: dict[str, Meaning] = field(default_factory=dict)
+    echoes: list[tuple[EchoedTool, frozenset[str]]] = field(default_factory=list)  # with the names of their functions
+
+    def add(self, tools: object, where: str) -> None:
+        """ApiError 400 for what is no list of tools, and for functions of a wrong form."""
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise invalid(where, f"{where}={shown(tools)}: expected a list of tools")
+        for number, tool in enumerate(tools):
+            place = f"{where}[{number}]"
+            if tool.get("type") == "namespace":
+                self._add_namespace(tool, place)
+            elif (read := _read(tool, place)) is None:
+                self.others.append(other_name(tool, number))
+            else:
+                function, meaning, echo = read
+                self.keep(function, meaning)
+                self.echoes.append((echo, frozenset([function.name])))
+
+    def _add_namespace(self, tool: Mapping[str, Any], where: str) -> None:
+        space, inner = tool.get("name"), tool.get("tools")
+        if not isinstance(space, str) or not isinstance(inner, list):
+            raise invalid(where, f"{where}={shown(tool)}: expected type namespace, a name and tools")
+        names = set()
+        for number, each in enumerate(inner):
+            place = f"{where}.tools[{number}]"
+            read = _read(each, place) if isinstance(each, dict) else None
+            if read is None:
+                raise invalid(place, f"{place}={shown(each)}: expected type function or custom")
+            function, meaning, _ = read
+            made = replace(function, name=flat_name(space, function.name))
+            self.keep(made, replace(meaning, namespace=space))
+            names.add(made.name)
+        told = tool.get("description")
+        echo = NamespaceTool(space, told if isinstance(told, str) else None, inner)
+        self.echoes.append((echo, frozenset(names)))
+
+    def keep(self, function: Function, meaning: Meaning) -> None:
+        """A tool that is told again, as searches find it, is kept once."""
+        if self.meanings.get(function.name) == meaning and function in self.functions:
+            return
+        self.functions.append(function)
+        self.meanings[function.name] = meaning
+
+
+def flat_name(namespace: object, name: str) -> str:
+    """The name of a function of a namespace, as the model is shown it."""
+    if not isinstance(namespace, str) or not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith(("_", ".")) else f"{namespace}__{name}"
+
+
+def _read(tool: Mapping[str, Any], where: str) -> tuple[Function, Meaning, EchoedTool] | None:
+    """A tool that is a function, or can be made one."""
+    kind, inner = tool.get("type"), {name: value for name, value in tool.items() if name != "type"}
+    if kind == "function":
+        made = function_of(inner, where, schema="parameters", harmless=("output_schema", "async"))
+        parameters = None if made.parameters is None else dict(made.parameters)
+        return made, Meaning(made.name), FunctionTool(made.name, parameters, made.strict, made.description)
+    if kind == "custom":
+        form = inner.pop("format", None)
+        given = function_of({n: v for n, v in inner.items() if n != "async"}, where, schema="parameters")
+        text, told = _form(form, f"{where}.format")
+        value = {"type": "string", **({"description": told} if told else {})}
+        wrapped = {"type": "object", "properties": {INPUT: value}, "required": [INPUT], "additionalProperties": False}
+        made = Function(given.name, given.description, wrapped, text=text)
+        return made, Meaning(given.name, kind="custom"), CustomTool(given.name, given.description, form)
+    if kind == "tool_search" and tool.get("execution") == "client":
+        schema, about = tool.get("parameters"), tool.get("description")
+        known = {"execution", "parameters", "description", *UNUSED}
+        if isinstance(schema, dict | None) and isinstance(about, str | None) and not inner.keys() - known:
+            made = Function("tool_search", about, schema)
+            return made, Meaning("tool_search", kind="search"), ToolSearchTool("client", about, schema)
+    return None
+
+
+def _form(form: object, where: str) -> tuple[StructuredOutputs | None, str]:
+    """The form of a custom tool's text, and what the model is told of it."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if form is None or (kind == "text" and isinstance(form, dict) and len(form) == 1):
+        return None, ""
+    syntax = form.get("syntax") if isinstance(form, dict) else None
+    definition = form.get("definition") if isinstance(form, dict) else None
+    if kind != "grammar" or syntax not in ("lark", "regex") or not isinstance(definition, str):
+        raise invalid(where, f"{where}={shown(form)}: expected type text, or grammar with syntax lark or regex")
+    try:
+        made = StructuredOutputs(grammar=definition) if syntax == "lark" else StructuredOutputs(regex=definition)
+    except RequestError as error:
+        raise invalid(where, str(error).replace("structured_outputs", where, 1)) from error
+    return made, f"A text of this grammar ({syntax}):\n{definition}"
+
+
+def echoed(offered: Offered, shown_names: Sequence[str]) -> tuple[EchoedTool, ...]:
+    """The tools as the request gave them, those of which the model is shown something."""
+    return tuple(echo for echo, names in offered.echoes if not names.isdisjoint(shown_names))
