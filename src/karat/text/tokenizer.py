@@ -420,17 +420,18 @@ class Tokenizer:
         if (count := len(messages)) > max(max_tokens, MAX_UNMEASURED_MESSAGES):
             raise CapacityError(
                 f"the conversation has {count} messages; expected at most {max(max_tokens, MAX_UNMEASURED_MESSAGES)} "
-                f"for a context of {max_tokens} tokens; shorten it"
+                f"for a context of {max_tokens} tokens; shorten the prompt"
             )
-        most = max(MAX_UNMEASURED_CHARS, max_tokens * self._longest_token * MAX_SHRINKING)
         try:
             num_chars = _num_chars(conversation)
         except RecursionError as error:
             raise _too_deep() from error
-        if num_chars > most:
+        if num_chars <= MAX_UNMEASURED_CHARS:
+            return
+        if num_chars > (most := max(MAX_UNMEASURED_CHARS, max_tokens * self._longest_token * MAX_SHRINKING)):
             raise CapacityError(
                 f"the conversation has {num_chars} characters; expected at most {most} for a context of {max_tokens} "
-                "tokens; shorten it"
+                "tokens; shorten the prompt"
             )
 
     @cached_property
