@@ -4,16 +4,23 @@ Covers: karat.cli.app, karat.cli.options.
 """
 
 import dataclasses
+import inspect
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from karat import AsyncLLM
 from karat.cli.app import command, joined
-from karat.cli.options import Invocation, LoadOptions
+from karat.cli.options import Invocation, LoadOptions, ServeOptions
+from karat.engine.options import Options
+from karat.engine.plan import MAX_STEP_MS
 from karat.request import SamplingParams
+from karat.server.settings import Limits, Settings
 from tests.cli.conftest import Karat, environment
 
 COMMANDS = sorted(command().commands)
@@ -150,3 +157,49 @@ def test_it_imports_nothing_heavy(args: str) -> None:
         [sys.executable, "-c", code, *args.split()], capture_output=True, text=True, env=environment(), check=True
     )
     assert done.stderr == "[]\n"
+
+
+def test_defaults_in_the_help_of_serve_and_in_the_docs_are_those_of_the_code() -> None:
+    """Every "(default: X)" of the panels Server and Limits, and every row of the table of limits in docs/serving.md."""
+    settings, limits = Settings(model_names=("m",)), Limits()
+    values: dict[str, object] = {
+        **{name: getattr(settings, name) for name in ("host", "port", "default_max_tokens", "ping_s", "drain_s")},
+        "queue_timeout_s": inspect.signature(AsyncLLM).parameters["queue_timeout_s"].default,
+        "max_queue": inspect.signature(AsyncLLM).parameters["max_queue"].default,
+        "max_num_seqs": Options().max_num_seqs,
+        "max_step_ms": MAX_STEP_MS,
+        "max_connections": limits.connections,
+        "max_body_bytes": limits.body_bytes,
+        "max_head_bytes": limits.head_bytes,
+        "body_timeout_s": limits.body_s,
+        "head_timeout_s": limits.head_s,
+        "write_timeout_s": limits.write_s,
+    }
+    assert settings.queue_timeout_s == values["queue_timeout_s"] is None
+    told = {}
+    for name, hint in get_type_hints(ServeOptions, include_extras=True).items():
+        for option in getattr(hint, "__metadata__", ()):
+            found = re.search(r"\(default: ([^;)]*)", option.help or "")
+            if found and option.rich_help_panel in ("Server", "Limits"):
+                told[name] = number_of(found[1])
+    assert told == values
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    table = page.partition("\n## Limits\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `--([a-z-]+)`(?:, `--([a-z-]+)`)? \| ([^|]*) \|", table, re.MULTILINE)
+    assert len(rows) > 8
+    for first, second, text in rows:
+        for option, each in zip(filter(None, (first, second)), text.split(", "), strict=False):
+            name = option.replace("-", "_")
+            if name in values:
+                size = re.match(r"without end|[0-9]+( [MK]iB)?", each.strip())
+                assert size and number_of(size[0]) == values[name], f"{option}: {each}"
+
+
+def number_of(text: str) -> object:
+    """16 MiB as bytes, "without end" as None; a text that is no number as it is."""
+    if text == "without end":
+        return None
+    amount, _, unit = text.partition(" ")
+    if not amount.isdecimal():
+        return text
+    return int(amount) * {"": 1, "KiB": 1024, "MiB": 1024**2}[unit]

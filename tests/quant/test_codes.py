@@ -36,9 +36,3 @@ def test_the_extremes_of_codes_are_reached_and_not_passed(name: str) -> None:
     with np.errstate(all="ignore"):
         codes, *_ = coding.read(blocks)
     assert (codes.min(), codes.max()) == (coding.lowest, coding.highest)
-
-
-def test_which_formats_need_codes_of_eight_bits() -> None:
-    assert {name for name, coding in CODINGS.items() if coding.needs_eight_bits} == {"Q8_0", "IQ4_NL", "IQ4_XS"}
-    for coding in CODINGS.values():  # vpmaddubsw: two products of an unsigned code and a signed byte, in 16 bits
-        assert (2 * 128 * (coding.highest - coding.lowest) > 2**15) == coding.needs_eight_bits

@@ -22,6 +22,7 @@ from karat.bench.workloads import measure, plan
 from karat.checkpoint import ModelCheckpoint, Weight, requantized_type
 from karat.checkpoint.weights import num_stored_bytes
 from karat.engine.llm import LLM
+from karat.kv.blocks import BLOCK_SIZE
 from karat.machine.cores import num_physical_cores
 from karat.models.opening import open_model
 from karat.models.registry import find_weights, read_config
@@ -29,7 +30,6 @@ from karat.ops import native
 from karat.quant import FORMATS
 from karat.text import Tokenizer
 
-_CACHE_BLOCK = 16
 _DEFAULT_BUDGET = 512  # tokens of a step
 LOADER = f"{__name__}:load_beside"  # what loads the peer in its own process
 
@@ -136,7 +136,7 @@ class _Session:
             max_num_batched_tokens=budget,
         )
         lengths = [workload.context_len(options.repeat, budget) for workload in self.workloads]
-        blocks = (w.batch * (-(-n // _CACHE_BLOCK) + 2) for w, n in zip(self.workloads, lengths, strict=True))
+        blocks = (w.batch * (-(-n // BLOCK_SIZE) + 2) for w, n in zip(self.workloads, lengths, strict=True))
         given = {"quantize": options.quantize, "threads": options.num_threads, **options.loading}
         sizes: dict[str, Any] = {
             "tokenizer": tokenizer,

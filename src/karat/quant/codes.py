@@ -54,11 +54,6 @@ class Coding:
         """The largest magnitude of a code."""
         return max(-self.lowest, self.highest)
 
-    @property
-    def needs_eight_bits(self) -> bool:
-        """Whether codes span more than 7 bits: then two products with a signed byte may not fit 16 bits."""
-        return self.highest - self.lowest > 127
-
 
 def _q4_0(blocks: Blocks) -> Parts:
     return nibbles(blocks[:, 2:], 16).astype(np.int8) - np.int8(8), half(blocks, 0), None
