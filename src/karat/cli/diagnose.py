@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.cli.exits import ends_in_verdict
+from karat.cli.options import OverrideOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import emit, note
 from karat.cli.traced_model import model_named_by
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from karat.check.diagnosis.verdict import Diagnosis
     from karat.check.model.checked import CheckedModel
     from karat.check.trace.format import Trace
+    from karat.checkpoint.overrides import Overrides
 
 EXAMPLES = """
 Examples
@@ -52,6 +54,8 @@ def diagnose(
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
+    *,
+    words: OverrideOptions,
 ) -> None:
     """Find the op of a traced run that departs from the right computation of its own inputs, and name the bug.
 
@@ -70,7 +74,7 @@ def diagnose(
     from karat.check.trace.reading import read_trace
 
     trace, right = read_trace(path), None if reference is None else read_trace(reference)
-    opened = _model_of(model, trace, right)
+    opened = _model_of(model, trace, right, words.overrides())
     if opened is None:
         assert right is not None
         raise typer.Exit(_show_alone(departure_alone(trace, right), trace, right, as_json=as_json))
@@ -140,7 +144,9 @@ def _end(path: Path, diagnosis: "Diagnosis", *, is_healthy: bool) -> Exception:
     return typer.Exit(0 if is_healthy else 1)
 
 
-def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "CheckedModel | None":
+def _model_of(
+    model: str | None, trace: "Trace", reference: "Trace | None", overrides: "Overrides"
+) -> "CheckedModel | None":
     """The model of the command line; else the one that the traces name, if it is here; else the embedded one.
 
     None if the traces are not of that one either and there is a reference: comparing traces needs no model.
@@ -151,12 +157,12 @@ def _model_of(model: str | None, trace: "Trace", reference: "Trace | None") -> "
     from karat.check.replay.replay import Replay
 
     if model is not None:
-        return open_model(model)
+        return open_model(model, overrides)
     traces = [made for made in (trace, reference) if made is not None]
-    if (named := model_named_by(*traces)) is not None:
+    if (named := model_named_by(*traces, overrides=overrides)) is not None:
         return named
     names = dict.fromkeys(made.info.model for made in traces if made.info.model)
-    embedded = open_model(None)
+    embedded = open_model(None, overrides)
     try:
         if names and reference is not None and trace.info.digest != digest(embedded.stored):
             raise TraceError(f"the traces are of {', '.join(names)}")

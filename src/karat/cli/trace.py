@@ -14,6 +14,7 @@ from karat.errors import UsageError
 if TYPE_CHECKING:
     from karat.check.model.checked import CheckedModel
     from karat.check.trace.format import Trace
+    from karat.checkpoint.overrides import Overrides
 
 EXAMPLES = """
 Examples
@@ -75,7 +76,7 @@ def trace(
     if ctx.args:
         raise UsageError(f"{len(ctx.args) + 1} words, expected MODEL alone; give a text with --prompt, in quotes")
     if validate is not None:
-        _validate(model, validate)
+        _validate(model, validate, words.overrides())
         return
     from karat.check.model.checked import open_model
 
@@ -211,7 +212,7 @@ def numbers(option: str, text: str | None, *, ordered: bool = True) -> tuple[int
     return tuple(sorted(set(found))) if ordered else tuple(found)
 
 
-def _validate(model: str | None, path: Path) -> None:
+def _validate(model: str | None, path: Path, overrides: "Overrides") -> None:
     from karat.check.model.checked import open_model
     from karat.check.model.roles import shortened
     from karat.check.replay.validate import validate
@@ -219,7 +220,7 @@ def _validate(model: str | None, path: Path) -> None:
     from karat.checkpoint.wording import shown
 
     made = read_trace(path)
-    opened = (model_named_by(made) if model is None else None) or open_model(model)
+    opened = (model_named_by(made, overrides=overrides) if model is None else None) or open_model(model, overrides)
     found = validate(opened.graph, opened.weights(made.info.dtype), made)
     lines = [f"{path}: {found.num_arrays} arrays, {made.info.num_tokens} tokens", found.resolution]
     for misnamed in found.misnamed:
