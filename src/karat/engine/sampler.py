@@ -221,7 +221,7 @@ def dry_losses(params: SamplingParams, token_ids: Sequence[int], words: Words) -
 
 
 def candidates(scores: NDArray[np.floating], params: SamplingParams, *, excludes: bool = False) -> tuple[Ids, Float64]:
-    """Token ids [kept], ascending, and their weights [kept], proportional to their probabilities.
+    """Token ids [kept], ascending, and their weights [kept], proportional to their probabilities; the largest is 1.
 
     excludes: whether the draw of XTC lets it act.
     """
@@ -250,18 +250,18 @@ def narrowed(
     yield "top_k", token_ids, weights
     if params.typical_p < 1:
         kept = typical(scores, weights, params.temperature, params.typical_p)
-        token_ids, scores, weights = token_ids[kept], scores[kept], weights[kept]
+        token_ids, scores, weights = token_ids[kept], scores[kept], weights[kept] / weights[kept].max()
     yield "typical_p", token_ids, weights
     if params.top_p < 1:
         kept = nucleus(scores, weights, params.top_p)
         token_ids, weights = token_ids[kept], weights[kept]
     yield "top_p", token_ids, weights
-    probable = weights >= params.min_p * (weights.max() if params.typical_p < 1 else 1)  # else the largest is there: 1
+    probable = weights >= params.min_p
     token_ids, weights = token_ids[probable], weights[probable]
     yield "min_p", token_ids, weights
     if excludes:
         kept = but_top_choices(weights, params.xtc_threshold)
-        token_ids, weights = token_ids[kept], weights[kept]
+        token_ids, weights = token_ids[kept], weights[kept] / weights[kept].max()
     yield "xtc", token_ids, weights
 
 
@@ -288,9 +288,9 @@ def typical(scores: NDArray[np.floating], weights: Float64, temperature: float, 
 def but_top_choices(weights: Float64, threshold: float) -> Ids:
     """Indices, ascending, of all weights but the top choices: those of at least `threshold` of the sum, save the least.
 
-    Of equal least ones the last is saved.
+    Of equal least ones the last is saved. A weight of 0 is no choice at all.
     """
-    top = np.flatnonzero(weights / np.cumsum(weights)[-1] >= threshold)
+    top = np.flatnonzero((weights / np.cumsum(weights)[-1] >= threshold) & (weights > 0))
     if len(top) < 2:
         return np.arange(len(weights))
     saved = top[len(top) - 1 - int(np.argmin(weights[top][::-1]))]
