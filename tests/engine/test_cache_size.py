@@ -120,6 +120,7 @@ def test_lists_of_blocks_and_tables_of_rope_are_counted(monkeypatch: pytest.Monk
     assert blocks(monkeypatch, available) == 300
     assert blocks(monkeypatch, available + 777, rope_bytes=777) == 300
     assert blocks(monkeypatch, available, rope_bytes=available // 3) == 200
+    assert blocks(monkeypatch, available, parts_bytes=available // 3) == 200, "parts of attention, too"
     with pytest.raises(CapacityError, match=r"40% .* lists of blocks included.*lower max_model_len"):
         blocks(monkeypatch, available, rope_bytes=available * 3 // 4)
 

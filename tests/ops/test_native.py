@@ -3,6 +3,7 @@
 import ctypes
 import math
 import platform
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from karat.checkpoint.weights import Weight
 from karat.errors import ExecutorError
+from karat.ops import native
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 from karat.ops.reference import ReferenceOps
 from tests.support.fma import fma
@@ -33,6 +35,23 @@ ISAS = supported_isas()
 
 # Lengths on both sides of the lane count and of every vector width, and those of real models.
 LENGTHS = st.one_of(st.integers(1, 100), st.sampled_from([128, 896, 1023, 1024, 1025, 4096, 4099]))
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [("REGION_SLOTS", "kRegionSlots"), ("_SPLIT_KEYS", "kSplitKeys"), ("_PART_STATS", "kPartStats")],
+)
+def test_constants_that_sizes_are_computed_with_are_those_of_the_kernels(here: str, there: str) -> None:
+    header = (Path(__file__).parents[2] / "csrc" / "contract" / "kernels.h").read_text(encoding="utf-8")
+    found = re.search(rf"constexpr std::size_t {there} = (\d+);", header)
+    assert found and getattr(native, here) == int(found[1])
+
+
+def test_parts_of_attention_as_the_plan_allocates_them() -> None:
+    """8 KV heads in groups of 4, head_dim 128, 128k context: 151 MB for 16 sequences."""
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "context": 131072}
+    assert native.parts_bytes(num_seqs=16, **sizes) == 16 * 8 * 512 * 4 * (128 + 16) * 4 == 150_994_944
+    assert native.parts_bytes(num_seqs=1, **(sizes | {"context": 257, "head_dim": 20})) == 8 * 2 * 4 * (32 + 16) * 4
 
 
 def contract(x: F32, weight: F32, eps: float) -> F32:

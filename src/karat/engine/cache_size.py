@@ -31,11 +31,13 @@ def num_cache_blocks(
     num_blocks: int | None,
     weight_bytes: int = 0,
     rope_bytes: int = 0,
+    parts_bytes: int = 0,
 ) -> int:
     """Blocks of the KV cache: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
     cache_bytes gives the bytes that a cache of so many blocks takes, on all ranks together. weight_bytes and rope_bytes
-    (tables of RoPE) are still to be loaded. A block is counted with its entries in the pool's lists. Raises
+    (tables of RoPE) are still to be loaded; parts_bytes are what attention's parts take once all contexts are full. A
+    block is counted with its entries in the pool's lists. Raises
     CapacityError, with the figures, if not even one sequence of max_model_len tokens fits, or if the tables or lists do
     not.
     """
@@ -45,7 +47,7 @@ def num_cache_blocks(
             f"the tables of RoPE for max_model_len={max_model_len} positions take {_size(rope_bytes)} of memory, and "
             f"{_size(available)} are available; lower max_model_len"
         )
-    available -= rope_bytes
+    available = max(0, available - rope_bytes - parts_bytes)
     blocks_per_seq = -(-max_model_len // block_size)
     limit = f"num_blocks={num_blocks}"
     if num_blocks is None:

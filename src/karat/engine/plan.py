@@ -149,6 +149,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
         num_blocks=options.num_blocks,
         weight_bytes=weight_bytes,
         rope_bytes=num_ranks * table_bytes(config.head_dim, max_model_len, FLOAT_BYTES[options.compute_dtype]),
+        parts_bytes=_parts_bytes(config, ops, options, max_model_len),
     )
     sizes = EngineConfig(
         vocab_size=config.vocab_size,
@@ -170,6 +171,21 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
         sizes,
         num_bytes=sum(weight.num_bytes for weight in each_once),
         types=frozenset(prepare.stored_type(weight) for weight in each_once if len(weight.shape) > 1),
+    )
+
+
+def _parts_bytes(config: ModelConfig, ops: Ops, options: Options, max_model_len: int) -> int:
+    """What attention's parts take on all ranks together; other executors have none."""
+    if ops.executor != "native":
+        return 0
+    from karat.ops.native import parts_bytes  # loaded already
+
+    return parts_bytes(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_seqs=options.max_num_seqs,
+        context=max_model_len,
     )
 
 

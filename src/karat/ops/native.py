@@ -28,6 +28,7 @@ from karat.ranks.group import Group, Share, tree_sum
 Array = NDArray[np.floating]
 
 REGION_SLOTS = 256  # of a cache; karat.kv.cache shows the layout
+_SPLIT_KEYS, _PART_STATS = 256, 16  # of attention: keys of a part, and numbers beside its values (contract/kernels.h)
 _PACKED_AT_ONCE = 128 * 1024**2  # bytes as they are stored, some tenth of a second
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,13 @@ def compiled_isas() -> tuple[str, ...]:
 def supported_isas() -> tuple[str, ...]:
     """Kernel builds that this CPU can run, from generic to the fastest; none without the extension."""
     return () if unavailable_reason() else tuple(native().supported_isas())
+
+
+def parts_bytes(*, num_heads: int, num_kv_heads: int, head_dim: int, num_seqs: int, context: int) -> int:
+    """Bytes of attention's parts in a plan for so many sequences of this length: what `Plan::allocate` asks for."""
+    splits = _up(context, _SPLIT_KEYS) // _SPLIT_KEYS
+    per_token = num_heads // num_kv_heads * (_up(head_dim, 16) + _PART_STATS)
+    return num_seqs * num_kv_heads * splits * per_token * FLOAT_BYTES["float32"]
 
 
 def _up(number: int, multiple: int) -> int:
