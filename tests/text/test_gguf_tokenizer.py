@@ -1,6 +1,6 @@
 """Tokenizers from GGUF metadata: llama.cpp's test vectors, and the models' own tokenizers on random Unicode.
 
-Covers: karat.text.pre_tokenizers, karat.text.gguf_vocabulary.
+Covers: karat.text.pre_tokenizers, karat.text.gguf_vocabulary, karat.text.sentence_piece.
 """
 
 import math

@@ -210,11 +210,6 @@ def test_a_space_before_a_text_that_nothing_puts_is_named(byte_level: dict[str, 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "tokenizer.model",
-            "",
-            r"has tokenizer\.model, a SentencePiece model; expected tokenizer\.json; convert it once",
-        ),
         ("tekken.json", "{}", "has tekken.json, a Tekken vocabulary"),
         ("vocab.json", "{}", "has vocab.json, a vocabulary with merges apart"),
         ("qwen.tiktoken", "", "has qwen.tiktoken, a Tiktoken vocabulary"),
@@ -227,11 +222,6 @@ def test_other_kinds_are_refused_by_name(name: str, content: str, message: str, 
     (tmp_path / name).write_text(content)
     with pytest.raises(TokenizerError, match=message):
         Tokenizer.from_folder(tmp_path)
-
-
-def test_the_real_sentencepiece_folder_is_refused(data_dir: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"a SentencePiece model; expected tokenizer\.json"):
-        Tokenizer.from_folder(data_dir / "tokenizers/llama2-sentencepiece")
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from karat.config import ModelConfig
 from karat.convert.metadata import Pairs
 from karat.errors import TokenizerError
 from karat.models.end_tokens import stated_end_ids
-from karat.text.gguf_tokenizer import ranked_merges
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
+from karat.text.sentence_piece import ranked_merges
 from karat.text.tokenizer_files import TokenizerFiles
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -38,6 +38,8 @@ def tokenizer_pairs(
     The tokens that end a text are the same as for the loaded folder: the tokenizer's own, and those of
     `generation_config` or `config`. Raises ConfigError if they have a wrong type.
     """
+    if files.merging is not None:
+        raise _unsupported("pieces whose scores tie, of which no order of merges is right")
     state = json.loads(files.backend.to_str())
     model = state["model"]
     if model["type"] != "BPE" or model.get("dropout") or model.get("end_of_word_suffix"):

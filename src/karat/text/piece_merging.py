@@ -43,6 +43,11 @@ class PieceMerging:
         self._splitter = Backend(models.WordLevel({between: 0}, unk_token=between))
         self._splitter.add_tokens(list(added))
 
+    def extended(self, added: Mapping[int, AddedToken], frame: tuple[Sequence[int], Sequence[int]]) -> "PieceMerging":
+        """The same with these added tokens, by id, and another frame."""
+        ids = {**self._ids, **{token.content: token_id for token_id, token in added.items()}}
+        return PieceMerging(ids, self._scores, unknown=self._unknown, added=list(added.values()), frame=frame)
+
     @property
     def definition(self) -> Mapping[str, float]:
         """All that decides how pieces merge, beside the vocabulary."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint import read_json
@@ -19,6 +19,8 @@ from karat.checkpoint.files import member
 from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
 from karat.text.piece_merging import PieceMerging
+from karat.text.sentence_piece import sentence_piece
+from karat.text.sentencepiece_model import PieceModel
 from karat.text.token_length import steps
 from karat.text.tokenizer_limits import check_added, check_limits, check_nothing_vanishes, check_text, panics_as_errors
 
@@ -58,7 +60,12 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read the tokenizer of `folder`. Raises `TokenizerError`, which names the missing, corrupt or unsupported file."""
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file, TokenizerError) if _has(folder, config_file.name) else {}
-    backend = _read_backend(folder, config)
+    model_file, merging = folder / "tokenizer.model", None
+    has_pieces = not _has(folder, "tokenizer.json") and _has(folder, model_file.name) and _is_llamas(config)
+    if has_pieces:
+        backend, merging = _read_pieces(model_file, config)
+    else:
+        backend = _read_backend(folder, config)
     for key in _UNSUPPORTED_KEYS:
         if config.get(key):
             raise TokenizerError(
@@ -72,12 +79,16 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         )
     try:
         special_tokens = _add_tokens(backend, config, folder)
+        if has_pieces:
+            frame = _set_frame(backend, config, special_tokens)
+            merging = merging and merging.extended(backend.get_added_tokens_decoder(), frame)
         control_tokens = config.get("chat_control_tokens")
         return TokenizerFiles(
             backend,
             special_tokens,
             _read_templates(folder, config),
             None if control_tokens is None else frozenset(_expect(list, control_tokens, "chat_control_tokens")),
+            merging=merging,
             notes=tuple(_notes(folder, config, backend)),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -115,6 +126,39 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     check_limits(backend, str(path))
     check_nothing_vanishes(backend, str(path))
     return backend
+
+
+def _is_llamas(config: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.model is read as Llama's: other classes of tokenizers change texts in ways of their own."""
+    return config.get("tokenizer_class", "LlamaTokenizer") in ("LlamaTokenizer", "LlamaTokenizerFast")
+
+
+def _read_pieces(path: Path, config: dict[str, Any]) -> tuple[Backend, PieceMerging | None]:
+    """The tokenizer of a tokenizer.model, and what merges where its scores tie. Its roles go into `config`."""
+    model = PieceModel(_read_bytes(path, MAX_TOKENIZER_BYTES), path)
+    for role, token in model.roles.items():
+        if config.get(role) is None:
+            config[role] = token
+    backend, merging = sentence_piece(model, model.scores, ((), ()), str(path), has_prefix=model.has_prefix)
+    backend.add_tokens(model.added())
+    check_nothing_vanishes(backend, str(path))
+    return backend, merging
+
+
+def _set_frame(
+    backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> tuple[list[int], list[int]]:
+    """Have BOS and EOS put around a text as Llama's tokenizer does: BOS unless the config says no. Their ids."""
+    sides: list[list[tuple[str, int]]] = []
+    for name, default in (("bos", True), ("eos", False)):
+        token = special_tokens.get(f"{name}_token") if config.get(f"add_{name}_token", default) else None
+        token_id = None if token is None else backend.token_to_id(token)
+        sides.append([(token, token_id)] if token is not None and token_id is not None else [])
+    before, after = sides
+    if before or after:
+        parts = [*(token for token, _ in before), "$A", *(token for token, _ in after)]
+        backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=[*before, *after])
+    return [i for _, i in before], [i for _, i in after]
 
 
 def _missing(folder: Path, config: Mapping[str, Any]) -> NoTokenizerError:
