@@ -10,6 +10,11 @@ class KaratError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str = "", *, param: str | None = None) -> None:
+        """`param` is the name of the argument or field at fault, where one is known."""
+        super().__init__(message)
+        self.param = param
+
 
 class UsageError(KaratError):
     """A command line or an argument that cannot be understood."""
@@ -134,8 +139,8 @@ def packed(error: Exception) -> tuple[str, str]:
     return BugError.__name__, f"{type(error).__name__}: {error}"
 
 
-def unpacked(kind: str, message: str) -> KaratError:
-    """The error of this class and message; BugError for a class that is none of this module."""
+def unpacked(kind: str, message: str, param: str | None = None) -> KaratError:
+    """The error of this class, message and param; BugError for a class that is none of this module."""
     found = globals().get(kind)
     known = found if isinstance(found, type) and issubclass(found, KaratError) else BugError
-    return known(message)
+    return known(message, param=param)

@@ -70,14 +70,15 @@ class StructuredOutputs:
         for name in fields:
             if name not in cls.__dataclass_fields__:
                 why = unknown_name("StructuredOutputs", name, cls.__dataclass_fields__, _NO_STRUCTURE)
-                raise RequestError(f"structured_outputs={shown(name)}: {why}")
+                raise RequestError(f"structured_outputs={shown(name)}: {why}", param="structured_outputs")
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
         given = [name for name in self.__dataclass_fields__ if getattr(self, name) is not None]
         if len(given) != 1:
             raise RequestError(
-                f"structured_outputs={', '.join(given) or 'nothing'}: expected one of json, regex, choice, grammar"
+                f"structured_outputs={', '.join(given) or 'nothing'}: expected one of json, regex, choice, grammar",
+                param="structured_outputs",
             )
         if isinstance(self.json, Mapping):
             object.__setattr__(self, "json", _json_text(self.json))
@@ -87,12 +88,15 @@ class StructuredOutputs:
         texts = (value,) if given[0] != "choice" else value if isinstance(value, tuple) else ()
         if not texts or not all(isinstance(text, str) and text for text in texts):
             kind = "texts" if given[0] == "choice" else "a JSON Schema" if given[0] == "json" else "a text"
-            raise RequestError(f"structured_outputs: {given[0]}={shown(value)}: expected {kind}")
+            raise RequestError(
+                f"structured_outputs: {given[0]}={shown(value)}: expected {kind}", param="structured_outputs"
+            )
         size = sum(len(text) for text in texts if isinstance(text, str))
         if size > MAX_GRAMMAR_CHARS:
             raise RequestError(
                 f"structured_outputs: {given[0]} has {size} characters; expected at most {MAX_GRAMMAR_CHARS}; "
-                "shorten it"
+                "shorten it",
+                param="structured_outputs",
             )
 
 
@@ -102,7 +106,9 @@ def _json_text(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps(dict(schema), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"structured_outputs: json={shown(dict(schema))} is no JSON: {error}") from error
+        raise RequestError(
+            f"structured_outputs: json={shown(dict(schema))} is no JSON: {error}", param="structured_outputs"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,7 +316,7 @@ class SamplingParams:
 
     def _require(self, name: str, condition: bool, expected: str) -> None:
         if not condition:
-            raise RequestError(f"{name}={shown(getattr(self, name))}: expected {expected}")
+            raise RequestError(f"{name}={shown(getattr(self, name))}: expected {expected}", param=name)
 
     def _texts(self, name: str, most: int, most_chars: int) -> None:
         texts: object = getattr(self, name)

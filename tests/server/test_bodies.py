@@ -149,16 +149,20 @@ def test_a_wrong_value_is_named_with_what_came_and_what_was_expected(
 
 
 @pytest.mark.parametrize(
-    ("said", "param"),
+    ("said", "given", "param", "told"),
     [
-        ("min_tokens=9: expected less", "min_tokens"),
-        ("logit_bias: 99999 is no token id", "logit_bias"),
-        ("resume: 99999 is no token id", "karat.resume"),
-        ("the prompt: 99999 is no token id", None),
+        ("min_tokens=9: expected less", "min_tokens", "min_tokens", "min_tokens=9: expected less"),
+        ("any words", "logit_bias", "logit_bias", "any words"),
+        ("resume: 99999 is no token id", "resume", "karat.resume", "karat.resume: 99999 is no token id"),
+        ("max_tokens=9: too many", "max_tokens", "max_output_tokens", "max_output_tokens=9: too many"),
+        ("stop: looks like a field", None, None, "stop: looks like a field"),
     ],
 )
-def test_errors_of_the_engine_name_the_field(said: str, param: str | None) -> None:
-    assert of_karat(RequestError(said)).param == param
+def test_errors_of_the_engine_name_the_field_that_was_sent(
+    said: str, given: str | None, param: str | None, told: str
+) -> None:
+    error = of_karat(RequestError(said, param=given), {"max_tokens": "max_output_tokens"})
+    assert (error.param, error.message) == (param, told)
 
 
 def test_what_is_without_effect_is_listed() -> None:

@@ -218,3 +218,32 @@ def test_keys_of_tools_of_other_servers_are_named(scripted: Running, route: str)
     names = {f"tools.{name}" for name in more if name != "x"}
     assert answer.status == 200 and len(NAMES) == 2, answer.content
     assert set(answer.headers["karat-without-effect"].split(", ")) == names
+
+
+@pytest.mark.parametrize(
+    ("route", "given", "param"),
+    [
+        (CHAT, {"max_tokens": 10**6}, "max_tokens"),
+        (CHAT, {"max_tokens": None, "max_completion_tokens": 10**6}, "max_completion_tokens"),
+        (RESPONSES, {"max_output_tokens": 10**6}, "max_output_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "a " * 9000}]}, "messages"),
+        (RESPONSES, {"input": "a " * 9000}, "input"),
+        (TEXT, {"prompt": "a " * 9000}, "prompt"),
+        (TEXT, {"prompt": [5] * 9000}, "prompt"),
+        (TEXT, {"prompt": [10**6]}, "prompt"),
+        (TEXT, {"logit_bias": {"99999": 1}}, "logit_bias"),
+        (
+            RESPONSES,
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"pattern": "("}}}},
+            "text.format",
+        ),
+        (CHAT, {"min_tokens": 3}, "min_tokens"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_errors_name_the_field_that_was_sent(server: Running, route: str, given: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        answer = server.ask(route, PLAIN[route] | given | {"stream": stream})
+        assert answer.status == 400 and answer.json["error"]["param"] == param, answer.content
+    too_long = "max" in param or param in ("messages", "input")
+    assert not too_long or answer.json["error"]["code"] == "context_length_exceeded"

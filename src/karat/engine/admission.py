@@ -16,7 +16,10 @@ def check_limits(request: Request, config: EngineConfig) -> int:
     check_tokens("the prompt", request.prompt_token_ids, size)
     check_params(params, size)
     if not is_int(request.priority, -MAX_COUNT, MAX_COUNT):
-        raise RequestError(f"priority={shown(request.priority)}: expected an integer from {-MAX_COUNT} to {MAX_COUNT}")
+        raise RequestError(
+            f"priority={shown(request.priority)}: expected an integer from {-MAX_COUNT} to {MAX_COUNT}",
+            param="priority",
+        )
     max_tokens = resolve_max_tokens(params, len(request.prompt_token_ids), config.max_model_len)
     require_a_choice(params, request.end_token_ids, size)
     if request.resume is not None:
@@ -39,21 +42,31 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
 def check_tokens(what: str, token_ids: tuple[int, ...], vocab_size: int, *, may_be_empty: bool = False) -> None:
     """RequestError, which begins with `what`, unless these are token ids."""
     if not token_ids and not may_be_empty:
-        raise RequestError(f"{what} has no tokens; expected at least one")
+        raise RequestError(f"{what} has no tokens; expected at least one", param=_param_of(what))
     for token_id in token_ids:
         if type(token_id) is not int or not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"{what}: {shown(token_id)} is no token id; expected integers from 0 to {vocab_size - 1}"
+                f"{what}: {shown(token_id)} is no token id; expected integers from 0 to {vocab_size - 1}",
+                param=_param_of(what),
             )
+
+
+def _param_of(what: str) -> str:
+    return "prompt" if " " in what else what
 
 
 def _check_resume(request: Request, resume: Resume, max_tokens: int, vocab_size: int) -> None:
     check_tokens("resume", resume.token_ids, vocab_size, may_be_empty=True)
     if request.params.n != 1 or request.params.prompt_logprobs is not None:
-        raise RequestError("resume with n or prompt_logprobs: expected one choice, that of `choice`; leave them out")
+        raise RequestError(
+            "resume with n or prompt_logprobs: expected one choice, that of `choice`; leave them out", param="resume"
+        )
     if not is_int(resume.choice, 0, MAX_CHOICES - 1):
-        raise RequestError(f"resume: choice={shown(resume.choice)}: expected an integer from 0 to {MAX_CHOICES - 1}")
+        raise RequestError(
+            f"resume: choice={shown(resume.choice)}: expected an integer from 0 to {MAX_CHOICES - 1}", param="resume"
+        )
     if len(resume.token_ids) > max_tokens:
         raise RequestError(
-            f"resume: {len(resume.token_ids)} tokens, more than max_tokens={max_tokens}; give those that it had"
+            f"resume: {len(resume.token_ids)} tokens, more than max_tokens={max_tokens}; give those that it had",
+            param="resume",
         )

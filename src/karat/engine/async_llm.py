@@ -536,7 +536,7 @@ class AsyncLLM:
         (own,) = self._intake.params_for(1, params)
         salt, resume = how.salt, how.resume
         if salt is not None and not isinstance(salt, str):
-            raise RequestError(f"salt={shown(salt)}: expected a text, or None")
+            raise RequestError(f"salt={shown(salt)}: expected a text, or None", param="salt")
         number = str(next(self._numbers))
 
         def make() -> tuple[Add, bytes]:

@@ -150,14 +150,14 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     """The news of one request in one step.
 
     `progress` is (tokens of the prompt that were cached, tokens that are computed): when the request begins and, if
-    asked for, in each step. `refused` is the class and text of the error for which the engine refused the request.
+    asked for, in each step. `refused` is class, text and param of the error for which the engine refused the request.
     """
 
     request_id: str
     pieces: list[Piece]
     ended: bool
     progress: tuple[int, int] | None = None
-    refused: tuple[str, str] | None = None
+    refused: tuple[str, str, str | None] | None = None
 
 
 class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -166,7 +166,7 @@ class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     request_id: str
     difference: Difference | None
     output: CompletionOutput | None
-    refused: tuple[str, str] | None = None
+    refused: tuple[str, str, str | None] | None = None
 
 
 class Parted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -174,7 +174,7 @@ class Parted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     request_id: str
     parting: Parting | None
-    refused: tuple[str, str] | None = None
+    refused: tuple[str, str, str | None] | None = None
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):

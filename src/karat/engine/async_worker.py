@@ -44,7 +44,7 @@ from karat.engine.llm import LLM
 from karat.engine.pace import PROMPT_STEP_S, pause_after
 from karat.engine.replay import Replay as EngineReplay
 from karat.engine.updates import RequestUpdate
-from karat.errors import BugError, packed
+from karat.errors import BugError, KaratError, packed
 from karat.models.opening import open_model
 from karat.ranks.lifeline import end_with_parent
 
@@ -123,7 +123,7 @@ class _Line:
         ]
         return Stepped(news, step.stats, [*step.logs, *self.take_logs()], replayed)
 
-    def _fault(self, one: News | Replayed | Parted) -> tuple[str, str] | None:
+    def _fault(self, one: News | Replayed | Parted) -> tuple[str, str, str | None] | None:
         try:
             self._encode(one)
         except Exception as error:  # noqa: BLE001 - it ends this request alone
@@ -179,12 +179,12 @@ def _ended_by(error: Exception) -> tuple[str, str]:
     return kind, "".join(traceback.format_exception(error)) if kind == BugError.__name__ else text
 
 
-def _told(error: Exception) -> tuple[str, str]:
+def _told(error: Exception) -> tuple[str, str, str | None]:
     """The error of one request. The log has the traceback of a bug."""
     kind, text = packed(error)
     if kind == BugError.__name__:
         _log.error("a request ends by a bug; others go on\n%s", "".join(traceback.format_exception(error)))
-    return kind, text
+    return kind, text, error.param if isinstance(error, KaratError) else None
 
 
 class Worker:

@@ -79,7 +79,8 @@ class Choice:
             if self.finish_reason is not None:
                 raise RequestError(
                     f"resume: the answer ends after {number} of its {len(given)} tokens ({self.finish_reason}); "
-                    "give those that it had"
+                    "give those that it had",
+                    param="resume",
                 )
             self._follow(token_id)
         self.given = Carried(len(self._text), len(given))  # what was there before: the caller has it

@@ -51,11 +51,15 @@ def compared_from(
     if not contracts:
         raise RequestError(
             "activations: this model cannot choose them: expected weights in blocks (--quantize), the native executor "
-            "and one rank"
+            "and one rank",
+            param="activations",
         )
     able = [name for name in contracts if name != stated]
     if other not in able:
-        raise RequestError(f"activations={shown(other)}: expected one of {', '.join(able)}; the receipt has {stated}")
+        raise RequestError(
+            f"activations={shown(other)}: expected one of {', '.join(able)}; the receipt has {stated}",
+            param="activations",
+        )
     if receipt.has_digests_only:
         raise ReceiptError("the receipt has only digests; a comparison needs the tokens: ask for a whole receipt")
     own = next((name for name in contracts if name == stated), None)

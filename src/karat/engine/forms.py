@@ -170,7 +170,8 @@ class Asked:
         name = next(name for name in StructuredOutputs.__dataclass_fields__ if getattr(form, name) is not None)
         raise RequestError(
             f"structured_outputs: {name} was not compiled within {self._limit_s:g} s; expected a simpler form; "
-            "take out what repeats or nests most"
+            "take out what repeats or nests most",
+            param="structured_outputs",
         )
 
     def wait(self) -> "Grammar":

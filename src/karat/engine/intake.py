@@ -75,11 +75,13 @@ class Intake:
                 self._notice_is_due = False
             return [None] * num_prompts
         if not isinstance(params, SamplingParams | Sequence):
-            raise RequestError(f"sampling_params: {shown(params)} is no SamplingParams, nor a list of them")
+            raise RequestError(
+                f"sampling_params: {shown(params)} is no SamplingParams, nor a list of them", param="sampling_params"
+            )
         listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
         for item in listed:
             if not isinstance(item, SamplingParams):
-                raise RequestError(f"sampling_params: {shown(item)} is no SamplingParams")
+                raise RequestError(f"sampling_params: {shown(item)} is no SamplingParams", param="sampling_params")
         if len(listed) != num_prompts:
             raise RequestError(f"{len(listed)} SamplingParams for {num_prompts} prompts; give one, or one for each")
         return listed
@@ -90,7 +92,8 @@ class Intake:
             return [priority] * num_prompts
         if not isinstance(priority, Sequence) or len(priority) != num_prompts:
             raise RequestError(
-                f"priority={shown(priority)} for {num_prompts} prompts: expected an integer, or one for each"
+                f"priority={shown(priority)} for {num_prompts} prompts: expected an integer, or one for each",
+                param="priority",
             )
         return priority
 
@@ -108,7 +111,9 @@ class Intake:
             return self._request(ids, params, prompt, self._defaults.end_token_ids, priority)
         text = text if isinstance(text, str) else None  # that the token ids are of, as the caller says
         if text is not None and not _is_unicode(text):
-            raise RequestError(f"prompt={shown(text)}: expected Unicode; it has half a surrogate pair; take it out")
+            raise RequestError(
+                f"prompt={shown(text)}: expected Unicode; it has half a surrogate pair; take it out", param="prompt"
+            )
         return self._request(prompt, params, text, self._defaults.end_token_ids, priority)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
@@ -241,7 +246,8 @@ def _part_text(part: object) -> str:
 
 def _no_conversation(value: object) -> RequestError:
     return RequestError(
-        f"messages={shown(value)}: expected a list of {{'role': …, 'content': …}}, or a list of such lists"
+        f"messages={shown(value)}: expected a list of {{'role': …, 'content': …}}, or a list of such lists",
+        param="messages",
     )
 
 

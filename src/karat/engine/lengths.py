@@ -14,7 +14,8 @@ def room_after(prompt_len: int, max_model_len: int) -> int:
     if room < 1:
         raise CapacityError(
             f"the prompt has {prompt_len} tokens, and the context of {max_model_len} must hold at least one more; "
-            "shorten the prompt, or load the model with a larger max_model_len if it allows that"
+            "shorten the prompt, or load the model with a larger max_model_len if it allows that",
+            param="prompt",
         )
     return room
 
@@ -26,7 +27,8 @@ def resolve_max_tokens(params: SamplingParams, prompt_len: int, max_model_len: i
         if value > room:
             raise CapacityError(
                 f"{name}={value} after a prompt of {prompt_len} tokens: the context of {max_model_len} leaves {room}; "
-                f"lower {name} or shorten the prompt"
+                f"lower {name} or shorten the prompt",
+                param=name,
             )
     return params.max_tokens or room
 
@@ -60,5 +62,6 @@ def require_a_choice(params: SamplingParams, end_token_ids: frozenset[int], voca
     if barred.issuperset(allowed):
         raise RequestError(
             f"min_tokens={params.min_tokens}: until then no token that ends an answer is chosen, and no other is "
-            "allowed; allow others, or leave it out"
+            "allowed; allow others, or leave it out",
+            param="min_tokens",
         )

@@ -98,7 +98,8 @@ def _chosen_fitting(
         names = ["allowed_token_ids", "min_tokens", *(name for name in bars if name in _BY_TEXT)]
         raise RequestError(
             "structured_outputs: no token that may be chosen fits at this place: the form has a dead end here, or what "
-            f"fits is barred by {', '.join(names[:-1])} or {names[-1]}; change it, or leave those out"
+            f"fits is barred by {', '.join(names[:-1])} or {names[-1]}; change it, or leave those out",
+            param="structured_outputs",
         )
     if params.temperature != 0:
         left, weights = candidates(scores, params, excludes=excludes)
@@ -196,7 +197,8 @@ def penalised(
         if not np.isfinite(scores[seen]).all():
             raise RequestError(
                 f"repetition_penalty={params.repetition_penalty:g} makes a score overflow: expected about 1.0 to 1.5; "
-                "change it in SamplingParams, on the command line, or in the model's generation_config.json"
+                "change it in SamplingParams, on the command line, or in the model's generation_config.json",
+                param="repetition_penalty",
             )
     if params.frequency_penalty or params.presence_penalty:
         written, counts = np.unique(np.array(answer, np.int64), return_counts=True)

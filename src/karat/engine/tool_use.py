@@ -30,10 +30,11 @@ def calling(
     mode: Any = tool_choice if tool_choice in ("auto", "required") else (tool_choice,)
     chosen = Calling.chosen([_offer(tool) for tool in tools], mode, parallel=parallel_tool_calls)
     if not chosen.offers:
-        raise RequestError(f"tool_choice={shown(tool_choice)} with no tools; give some")
+        raise RequestError(f"tool_choice={shown(tool_choice)} with no tools; give some", param="tool_choice")
     if not dialect.knows_tools or dialect.form is None:
         raise RequestError(
-            "tools: the model's chat template tells of none in a form that Karat reads; use another model"
+            "tools: the model's chat template tells of none in a form that Karat reads; use another model",
+            param="tools",
         )
     form = chosen.structured(dialect, prompt.text, params.structured_outputs)
     shows_special = chosen.shows_marks(dialect) or not params.skip_special_tokens

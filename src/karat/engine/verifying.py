@@ -34,7 +34,7 @@ class Facts:
 def check_wish(wish: ReceiptWish) -> None:
     """RequestError unless it is a wish for receipts."""
     if wish is not True and wish is not False and wish != "digests":
-        raise RequestError(f"receipt={wish!r}: expected True, False or 'digests'")
+        raise RequestError(f"receipt={wish!r}: expected True, False or 'digests'", param="receipt")
 
 
 def with_receipts(

@@ -52,5 +52,7 @@ def _spellings(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """
     bare, spaced = (tuple(tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False)) for prefix in ("", " "))
     if not bare:
-        raise RequestError(f"bad_words: {shown(word)} has no tokens; expected words that the tokenizer can write")
+        raise RequestError(
+            f"bad_words: {shown(word)} has no tokens; expected words that the tokenizer can write", param="bad_words"
+        )
     return [bare, spaced] if len(spaced) == len(bare) and spaced[0] != bare[0] else [bare]

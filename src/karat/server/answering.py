@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -12,14 +13,14 @@ from starlette.types import ASGIApp
 from karat.engine.async_llm import AsyncLLM
 from karat.engine.lengths import params_after, require_a_choice, resolve_max_tokens
 from karat.engine.updates import RequestUpdate
-from karat.errors import RequestError
+from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.anthropic.answers import message
 from karat.server.anthropic.events import PING, MessageEvents, error_event
 from karat.server.anthropic.requests import read_message
 from karat.server.anthropic.schema import MessageTokens
 from karat.server.bodies import Body, read_body
-from karat.server.errors import ApiError, failure_of, invalid
+from karat.server.errors import ApiError, failure_of, of_karat
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
 from karat.server.inner import Ask, Work
 from karat.server.keeper import Keeper
@@ -27,7 +28,7 @@ from karat.server.metrics import Metrics
 from karat.server.news import follow_all
 from karat.server.openai.answers import Heading, Subject, chat_completion, text_completion
 from karat.server.openai.events import ChatEvents, TextEvents
-from karat.server.openai.requests import ChatRequest, TextRequest, read_chat, read_text
+from karat.server.openai.requests import ChatRequest, Form, TextRequest, read_chat, read_text
 from karat.server.openai.response_answers import response
 from karat.server.openai.response_events import ResponseEvents
 from karat.server.openai.response_requests import read_response
@@ -85,7 +86,8 @@ class Answering:
         asked = await read_with(request, self._settings.limits, lambda content: read_message(content, COUNT))
         llm = await self._keeper.loaded(request)
         self.model_name(asked.chat.form.model)
-        made = await until_left(request, prepare(asked.chat, llm))
+        with _naming(asked.chat.form):
+            made = await until_left(request, prepare(asked.chat, llm))
         names = (*asked.without_effect, *made.without_effect)
         return _json(MessageTokens(len(made.prompt.token_ids)), _headers(names))
 
@@ -106,15 +108,17 @@ class Answering:
         asked = await read_with(request, self._settings.limits, lambda content: read_response(content, INPUT_TOKENS))
         llm = await self._keeper.loaded(request)
         self.model_name(asked.chat.form.model)
-        made = await until_left(request, prepare(asked.chat, llm))
+        with _naming(asked.chat.form):
+            made = await until_left(request, prepare(asked.chat, llm))
         names = (*asked.without_effect, *made.without_effect)
         return _json(InputTokens(len(made.prompt.token_ids)), _headers(names))
 
     async def _chat_subject(self, request: Request, asked: ChatRequest, llm: AsyncLLM, prefix: str) -> Subject:
         model = self.model_name(asked.form.model)
-        made = await prepare(asked, llm)
-        work = self._work(request, asked, made.given, llm, [made.prompt])
-        await _until_ready(work, llm, asked)
+        with _naming(asked.form):
+            made = await prepare(asked, llm)
+            work = self._work(request, asked, made.given, llm, [made.prompt])
+            await _until_ready(work, llm, asked)
         told = {"talk": made.talk, "without_effect": made.without_effect}
         return self._subject(prefix, model, asked, work, llm, **told)
 
@@ -122,15 +126,16 @@ class Answering:
         """The prompts of a completion. Control tokens that a text spells become those tokens."""
         model, prompts, echoed = self.model_name(asked.form.model), [], []
         texts = [prompt if isinstance(prompt, str) else None for prompt in asked.prompts]
-        for prompt in asked.prompts:
-            if isinstance(prompt, str):
-                prompts.append(tuple(await llm.tokenize(prompt, add_special_tokens=asked.add_special_tokens)))
-            else:
-                prompts.append(prompt)
-            if asked.form.echo:
-                echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
-        work = self._work(request, asked, asked.given, llm, prompts, texts)
-        await _until_ready(work, llm, asked)
+        with _naming(asked.form):
+            for prompt in asked.prompts:
+                if isinstance(prompt, str):
+                    prompts.append(tuple(await llm.tokenize(prompt, add_special_tokens=asked.add_special_tokens)))
+                else:
+                    prompts.append(prompt)
+                if asked.form.echo:
+                    echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
+            work = self._work(request, asked, asked.given, llm, prompts, texts)
+            await _until_ready(work, llm, asked)
         return self._subject("cmpl", model, asked, work, llm, echoed=echoed)
 
     def _work(
@@ -188,7 +193,8 @@ class Answering:
             see(number, update)
 
         try:
-            outputs = await follow_all(llm, subject.work, subject.heading.id, seen, progress=progress)
+            with _naming(subject.form):
+                outputs = await follow_all(llm, subject.work, subject.heading.id, seen, progress=progress)
             how = "ok"
             return outputs
         except Exception:
@@ -252,6 +258,15 @@ def _require_no_error(choices: Sequence[CompletionOutput | StreamChunk], subject
             raise failure_of(choice, subject.structure_field)
 
 
+@contextmanager
+def _naming(form: Form) -> Iterator[None]:
+    """Errors of Karat name the fields that were sent."""
+    try:
+        yield
+    except KaratError as error:
+        raise of_karat(error, form.names) from error
+
+
 async def _until_ready(work: Work, llm: AsyncLLM, asked: ChatRequest | TextRequest) -> None:
     """Wait for what an answer needs that may take long, before its stream begins: a refusal then has its status.
 
@@ -267,5 +282,4 @@ async def _until_ready(work: Work, llm: AsyncLLM, asked: ChatRequest | TextReque
             try:
                 await llm.compile_form(each, end_ids)
             except RequestError as error:
-                reason = str(error).removeprefix("structured_outputs: ")
-                raise invalid(name, f"{name}: {reason}") from error
+                raise of_karat(error, {"structured_outputs": name}) from error

@@ -4,8 +4,8 @@
 """
 
 import logging
-import re
 import traceback
+from collections.abc import Mapping
 
 import msgspec
 
@@ -25,7 +25,7 @@ from karat.errors import (
 )
 from karat.outputs import CompletionOutput, StreamChunk
 
-_PARAM = re.compile(r"([a-z_]+)(?:=|: )")
+_NAMES: Mapping[str, str] = {"resume": "karat.resume"}  # of fields, where they are not those of arguments
 RETRY_AFTER_S = 5
 _log = logging.getLogger("karat.server")
 
@@ -67,9 +67,12 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
     return ApiError(400, message, param=param, code=code)
 
 
-def of_karat(error: KaratError) -> ApiError:
-    """The ApiError for a typed error of Karat."""
+def of_karat(error: KaratError, names: Mapping[str, str] = {}) -> ApiError:
+    """The ApiError for a typed error of Karat. `names` are the fields that were sent, by the param of errors."""
+    name = names.get(error.param or "", _NAMES.get(error.param or "", error.param))
     message = str(error)
+    if error.param and name and name != error.param and message.startswith((f"{error.param}=", f"{error.param}: ")):
+        message = name + message.removeprefix(error.param)
     if isinstance(error, OverloadedError):
         return ApiError(503, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, UsageError):  # of an engine that was closed: what clients send raises none
@@ -81,11 +84,9 @@ def of_karat(error: KaratError) -> ApiError:
     if isinstance(error, OutOfMemoryError):
         return ApiError(503, message, code="out_of_memory", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, CapacityError):
-        return ApiError(400, message, code="context_length_exceeded")
+        return ApiError(400, message, param=name, code="context_length_exceeded")
     if isinstance(error, RequestError | TemplateError):
-        found = _PARAM.match(message)
-        name = found[1] if found else None
-        return ApiError(400, message, param="karat.resume" if name == "resume" else name)
+        return ApiError(400, message, param=name)
     if isinstance(error, NumericsError):
         return ApiError(500, message, code="numerics")
     if isinstance(error, BugError):
@@ -98,7 +99,9 @@ def of_any(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case KaratError() | MemoryError():
+        case KaratError():
+            return of_karat(error)
+        case MemoryError():
             return of_karat(unpacked(*packed(error)))
     _log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     return bug_in(type(error).__name__)

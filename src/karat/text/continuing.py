@@ -21,7 +21,8 @@ def tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             return [*messages[:-1], {**last, "content": parts}]
     raise TemplateError(
         "continue_final_message: the last message has no text to go on with; expected a content; give one, an empty "
-        "text say, or leave the option out"
+        "text say, or leave the option out",
+        param="continue_final_message",
     )
 
 
@@ -38,6 +39,7 @@ def cut(rendered: str, messages: Sequence[Mapping[str, Any]]) -> str:
     if at < 0 or content.strip() not in rendered:
         raise TemplateError(
             "continue_final_message: the model's chat template does not write the last message as it is; expected a "
-            "content that it does not change; take reasoning and the like out of it"
+            "content that it does not change; take reasoning and the like out of it",
+            param="continue_final_message",
         )
     return rendered[:at] if rendered.startswith(_TAG, at) else rendered[:at].rstrip()

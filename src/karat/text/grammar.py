@@ -83,7 +83,8 @@ class GrammarCompiler:
             if kind != "grammar":
                 reason = _with_keyword(str(form.json or form.tool_calls), reason)
             raise RequestError(
-                f"structured_outputs: {kind}: {reason}; expected what a grammar can keep to; change it or leave it out"
+                f"structured_outputs: {kind}: {reason}; expected what a grammar can keep to; change it or leave it out",
+                param="structured_outputs",
             )
         return Grammar(matcher, self._vocab_size, self._threads)
 
@@ -145,7 +146,7 @@ class Form:
         if self.may_end:
             fitting[list(stop_ids)] = True
         elif not fitting.any():
-            raise RequestError(f"structured_outputs: {_DEAD_END}")
+            raise RequestError(f"structured_outputs: {_DEAD_END}", param="structured_outputs")
         return fitting
 
     def push(self, token_id: int) -> None:
@@ -174,7 +175,7 @@ class Form:
 def _require_no_error(matcher: LLMatcher) -> None:
     if matcher.is_error():
         is_dead = "NoExtension" in matcher.get_error()
-        raise RequestError(f"structured_outputs: {_DEAD_END if is_dead else _TOO_MUCH}")
+        raise RequestError(f"structured_outputs: {_DEAD_END if is_dead else _TOO_MUCH}", param="structured_outputs")
 
 
 def _reason(matcher: LLMatcher) -> str:
@@ -253,10 +254,14 @@ def _term(form: StructuredOutputs) -> tuple[str, str]:
 def _check_grammar(grammar: str) -> None:
     if found := _DIRECTIVE.search(grammar):
         raise RequestError(
-            f"structured_outputs: grammar: {found[0]} is not supported; use json or regex, or leave it out"
+            f"structured_outputs: grammar: {found[0]} is not supported; use json or regex, or leave it out",
+            param="structured_outputs",
         )
     if len(_DEFINITION.findall(grammar)) > MAX_RULES or grammar.count("->") > MAX_RULES:
-        raise RequestError(f"structured_outputs: grammar has too many rules; expected at most {MAX_RULES}; shorten it")
+        raise RequestError(
+            f"structured_outputs: grammar has too many rules; expected at most {MAX_RULES}; shorten it",
+            param="structured_outputs",
+        )
     _check_repeats("grammar", grammar, nested=True)
 
 
@@ -277,15 +282,23 @@ def _schema(text: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"structured_outputs: json is no JSON: {error}; expected a JSON Schema; mend it") from error
+        raise RequestError(
+            f"structured_outputs: json is no JSON: {error}; expected a JSON Schema; mend it", param="structured_outputs"
+        ) from error
     if not isinstance(schema, dict):
-        raise RequestError(f"structured_outputs: json is {type(schema).__name__}; expected a JSON Schema: an object")
+        raise RequestError(
+            f"structured_outputs: json is {type(schema).__name__}; expected a JSON Schema: an object",
+            param="structured_outputs",
+        )
     level: list[Any] = [schema]
     nodes, multiple = 0, 1
     for _ in range(MAX_DEPTH):
         nodes += len(level)
         if nodes > MAX_NODES:
-            raise RequestError(f"structured_outputs: json has over {MAX_NODES} values; expected fewer; shorten it")
+            raise RequestError(
+                f"structured_outputs: json has over {MAX_NODES} values; expected fewer; shorten it",
+                param="structured_outputs",
+            )
         for value in level:
             _check_text(value)
             if isinstance(value, Mapping):
@@ -294,12 +307,16 @@ def _schema(text: str) -> dict[str, Any]:
         if multiple > MAX_MULTIPLE:
             raise RequestError(
                 f"structured_outputs: json: multipleOf: the digits of all have the least common multiple {multiple}; "
-                f"expected at most {MAX_MULTIPLE}; take rounder numbers"
+                f"expected at most {MAX_MULTIPLE}; take rounder numbers",
+                param="structured_outputs",
             )
         level = [inner for value in level for inner in _inner(value)]
         if not level:
             return schema
-    raise RequestError(f"structured_outputs: json is nested over {MAX_DEPTH} levels; expected fewer; flatten it")
+    raise RequestError(
+        f"structured_outputs: json is nested over {MAX_DEPTH} levels; expected fewer; flatten it",
+        param="structured_outputs",
+    )
 
 
 def _inner(value: Any) -> Collection[Any]:
@@ -318,28 +335,37 @@ def _digits(value: object) -> int:
 def _check_text(text: object) -> None:
     if isinstance(text, str) and len(text) > MAX_TEXT:
         raise RequestError(
-            f"structured_outputs: a text of {len(text)} characters; expected at most {MAX_TEXT}; shorten it"
+            f"structured_outputs: a text of {len(text)} characters; expected at most {MAX_TEXT}; shorten it",
+            param="structured_outputs",
         )
 
 
 def _check_keywords(schema: Mapping[str, Any]) -> None:
     """RequestError for keywords that take too long to compile, or that llguidance takes but does not keep to."""
     if "x-guidance" in schema:
-        raise RequestError("structured_outputs: json: x-guidance sets options of the compiler; leave it out")
+        raise RequestError(
+            "structured_outputs: json: x-guidance sets options of the compiler; leave it out",
+            param="structured_outputs",
+        )
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and len(properties) > MAX_PROPERTIES:
         raise RequestError(
-            f"structured_outputs: json: {len(properties)} properties; expected at most {MAX_PROPERTIES}; group them"
+            f"structured_outputs: json: {len(properties)} properties; expected at most {MAX_PROPERTIES}; group them",
+            param="structured_outputs",
         )
     for name, most in (("minItems", MAX_REPEATS), ("minLength", MAX_REPEATS)):
         value = schema.get(name)
         if isinstance(value, int | float) and not value <= most:
-            raise RequestError(f"structured_outputs: json: {name}={value}; expected at most {most}; lower it")
+            raise RequestError(
+                f"structured_outputs: json: {name}={value}; expected at most {most}; lower it",
+                param="structured_outputs",
+            )
     least, required = schema.get("minProperties"), schema.get("required")
     if isinstance(least, int | float) and least > max(1, len(required) if isinstance(required, list) else 0):
         raise RequestError(
             f"structured_outputs: json: minProperties={least}: keys that are not required may repeat; "
-            "expected at most the number of required keys; name them in required"
+            "expected at most the number of required keys; name them in required",
+            param="structured_outputs",
         )
     _check_integers(schema)
     for name in ("pattern", "patternProperties"):
@@ -362,7 +388,9 @@ def _check_integers(schema: Mapping[str, Any]) -> None:
 
 def _too_large(name: str, value: int) -> RequestError:
     return RequestError(
-        f"structured_outputs: json: {name} has {shown(value)}; expected integers from -2^53 to 2^53; write it as a text"
+        f"structured_outputs: json: {name} has {shown(value)}; expected integers from -2^53 to 2^53; write it as a "
+        "text",
+        param="structured_outputs",
     )
 
 
@@ -379,5 +407,6 @@ def _check_repeats(what: str, text: str, *, nested: bool = False) -> None:
     if repeats > MAX_REPEATS:
         raise RequestError(
             f"structured_outputs: {what} may repeat a part {repeats:.0e} times; expected at most {MAX_REPEATS}; "
-            "lower the numbers in its braces"
+            "lower the numbers in its braces",
+            param="structured_outputs",
         )

@@ -26,7 +26,8 @@ def closed(schema: Mapping[str, Any]) -> Schema:
         made = _closed(schema, kept, "#")
     except RecursionError as error:
         raise RequestError(
-            "structured_outputs: json is nested too deeply; expected fewer levels; flatten it"
+            "structured_outputs: json is nested too deeply; expected fewer levels; flatten it",
+            param="structured_outputs",
         ) from error
     assert isinstance(made, dict)
     return made

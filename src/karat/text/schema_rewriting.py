@@ -249,7 +249,8 @@ def _round_bounds(schema: Schema) -> None:
             continue
         if value * outward <= 1 - 2**63:
             raise RequestError(
-                f"structured_outputs: json: {name}={shown(value)}: expected integers of 64 bits; write it as a text"
+                f"structured_outputs: json: {name}={shown(value)}: expected integers of 64 bits; write it as a text",
+                param="structured_outputs",
             )
         if outward < 0:
             value = max(value, LEAST)
@@ -312,4 +313,6 @@ def _equal(one: object, other: object) -> bool:
 
 
 def _unkept(keyword: str, why: str) -> RequestError:
-    return RequestError(f"structured_outputs: json: {keyword}: no grammar can keep to it here: {why}")
+    return RequestError(
+        f"structured_outputs: json: {keyword}: no grammar can keep to it here: {why}", param="structured_outputs"
+    )

@@ -405,14 +405,16 @@ class Tokenizer:
         if longest is not None and len(text) > max_tokens * longest:
             raise CapacityError(
                 f"the prompt has {len(text)} characters, and the context of {max_tokens} tokens, of which none stands "
-                f"for more than {longest}, holds at most {max_tokens * longest}; shorten the prompt"
+                f"for more than {longest}, holds at most {max_tokens * longest}; shorten the prompt",
+                param="prompt",
             )
         # A tokenizer that drops or joins characters may make few tokens of any text.
         if len(text) > MAX_UNMEASURED_CHARS and len(text) > max_tokens * self._longest_token:
             raise CapacityError(
                 f"the prompt has {len(text)} characters; expected at most "
                 f"{max(MAX_UNMEASURED_CHARS, max_tokens * self._longest_token)} for a context of {max_tokens} tokens; "
-                "shorten the prompt"
+                "shorten the prompt",
+                param="prompt",
             )
 
     def _refuse_conversation(self, max_tokens: int, conversation: Mapping[str, Any]) -> None:
@@ -420,7 +422,8 @@ class Tokenizer:
         if (count := len(messages)) > max(max_tokens, MAX_UNMEASURED_MESSAGES):
             raise CapacityError(
                 f"the conversation has {count} messages; expected at most {max(max_tokens, MAX_UNMEASURED_MESSAGES)} "
-                f"for a context of {max_tokens} tokens; shorten the prompt"
+                f"for a context of {max_tokens} tokens; shorten the prompt",
+                param="prompt",
             )
         try:
             num_chars = _num_chars(conversation)
@@ -431,7 +434,8 @@ class Tokenizer:
         if num_chars > (most := max(MAX_UNMEASURED_CHARS, max_tokens * self._longest_token * MAX_SHRINKING)):
             raise CapacityError(
                 f"the conversation has {num_chars} characters; expected at most {most} for a context of {max_tokens} "
-                "tokens; shorten the prompt"
+                "tokens; shorten the prompt",
+                param="prompt",
             )
 
     @cached_property

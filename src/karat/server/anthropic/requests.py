@@ -47,7 +47,12 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         read_variables(values, continues=continues),
         sampling,
         Form(  # progress: the first event has the cached tokens
-            values.get("model"), stream, progress=stream, structure_field=structure_field(values)
+            values.get("model"),
+            stream,
+            progress=stream,
+            structure_field=structure_field(values),
+            prompt_field="messages",
+            stop_field="stop_sequences",
         ),
         values.get("priority", 0),
         values.get("cache_salt"),

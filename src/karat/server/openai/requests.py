@@ -57,6 +57,19 @@ class Form:
     prompt_logprobs: bool = False
     no_answer: bool = False  # max_tokens 0: the echo alone
     structure_field: str = "structured_outputs"  # that gives the form of the answer, if one does
+    prompt_field: str = "prompt"
+    length_field: str = "max_tokens"
+    stop_field: str = "stop"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The fields that were sent, by the params of errors."""
+        return {
+            "structured_outputs": self.structure_field,
+            "prompt": self.prompt_field,
+            "max_tokens": self.length_field,
+            "stop": self.stop_field,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,4 +283,6 @@ def _form(values: Mapping[str, Any]) -> Form:
         prompt_logprobs="prompt_logprobs" in values,
         no_answer=values.get("max_tokens") == 0,
         structure_field=structure_field(values),
+        prompt_field="messages" if "messages" in values else "prompt",
+        length_field="max_completion_tokens" if "max_completion_tokens" in values else "max_tokens",
     )

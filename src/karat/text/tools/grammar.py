@@ -94,11 +94,14 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         try:
             found = msgspec.json.decode(text, type=cls)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise RequestError(f"structured_outputs: tool_calls={shown(text)}: {error}; leave it out") from error
+            raise RequestError(
+                f"structured_outputs: tool_calls={shown(text)}: {error}; leave it out", param="structured_outputs"
+            ) from error
         if found.form not in FORMATS or not found.tools:
             raise RequestError(
                 f"structured_outputs: tool_calls: form={shown(found.form)} with {len(found.tools)} tools; expected one "
-                f"of {', '.join(FORMATS)} and a tool"
+                f"of {', '.join(FORMATS)} and a tool",
+                param="structured_outputs",
             )
         return found
 
