@@ -26,10 +26,15 @@ def test_a_program_is_run_and_its_requests_kept_once(tmp_path: Path) -> None:
     program = tmp_path / "claude"
     program.write_text(ASKS, encoding="utf-8")
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
-    origin = "recorded: claude 1.2.3"
+    bodies: list[Any] = [{"model": "PLACEHOLDER", "max_tokens": 5}, {"system": "PLACEHOLDER"}]
     assert record(tmp_path) == {
-        "claude": {"from": origin, "route": "/v1/messages", "body": {"model": "PLACEHOLDER", "max_tokens": 5}},
-        "claude-1": {"from": origin, "route": "/v1/messages", "body": {"system": "PLACEHOLDER"}},
+        f"{name}-{number}" if number else name: {
+            "from": f"recorded: {name} 1.2.3",
+            "route": "/v1/messages",
+            "body": body,
+        }
+        for name in ("claude", "claude-effort")
+        for number, body in enumerate(bodies)
     }
 
 
