@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize
 
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
+from karat.checkpoint.overrides import NO_OVERRIDES
 from karat.config import FloatName
 from karat.convert.metadata import model_pairs
 from karat.engine.engine import Engine
@@ -215,6 +216,7 @@ def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chun
     sizes = sizes_for(vocab_size, texts, chunk)
     given: dict[str, Any] = {
         "executor": "native",
+        "overrides": NO_OVERRIDES,
         "dtype": "float32",
         "activations": None,
         "isa": None,
