@@ -564,7 +564,8 @@ class AsyncLLM:
         if difference is not None:
             raise RequestError(
                 f"resume: {difference}; a receipt is of an answer that the model drew whole: give the tokens that it "
-                "had, or ask for no receipt"
+                "had, or ask for no receipt",
+                param="resume",
             )
 
     def _given_text(self, request: Request) -> str:
