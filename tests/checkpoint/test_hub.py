@@ -66,6 +66,19 @@ class TestFetching:
         (folder / "model.safetensors").unlink()
         assert "does not have all of it" in client.refused("org/fox", HF_HUB_OFFLINE="1")
 
+    @pytest.mark.parametrize("files", [("tokenizer.model",), ("vocab.json", "merges.txt")])
+    def test_other_tokenizers_where_there_is_no_tokenizer_json(self, client: Client, files: tuple[str, ...]) -> None:
+        others = {"tokenizer.model": b"pieces", "vocab.json": b"{}", "merges.txt": b""}
+        bare = {name: data for name, data in SINGLE.items() if name != "tokenizer.json"}
+        client.hub.models["org/old"] = Model({"main": bare | others})
+        client.hub.models["org/new"] = Model({"main": SINGLE | others})
+        client.hub.models["org/some"] = Model({"main": bare | {name: others[name] for name in files}})
+        assert set(others) <= names(client.folder("org/old"))
+        assert not set(others) & names(client.folder("org/new"))
+        folder = client.folder("org/some")
+        assert set(others) & names(folder) == set(files)
+        assert client.folder("org/some", HF_HUB_OFFLINE="1") == folder
+
     def test_revisions(self, client: Client) -> None:
         changed = SINGLE | {"model.safetensors": official({"a": f32((5,))})}
         client.hub.models["org/fox"].revisions["v2"] = changed

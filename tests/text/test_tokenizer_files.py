@@ -210,8 +210,8 @@ def test_a_space_before_a_text_that_nothing_puts_is_named(byte_level: dict[str, 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tekken.json", "{}", "has tekken.json, a Tekken vocabulary"),
-        ("vocab.json", "{}", "has vocab.json, a vocabulary with merges apart"),
+        ("tekken.json", "{}", "tekken.json is malformed: 'config'"),
+        ("vocab.json", "{}", "has vocab.json, a vocabulary without merges.txt"),
         ("qwen.tiktoken", "", "has qwen.tiktoken, a Tiktoken vocabulary"),
         ("vocab.txt", "", "has vocab.txt, a WordPiece vocabulary"),
         ("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": ["x.py", null]}}', "asks for code of the checkpoint"),

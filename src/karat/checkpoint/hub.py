@@ -55,6 +55,8 @@ _DESCRIPTION = (
     "adapter_config.json",  # to be refused by name
     INDEX,
 )
+# Tokenizers of models that have no tokenizer.json: fetched for these alone, since most models have both.
+_OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "tekken.json")
 # The library's error is an OSError and an error of its HTTP client, which differs between versions.
 _CLIENT_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 _FAULTS = (_CLIENT_ERROR, OSError, RuntimeError, ValueError)
@@ -115,6 +117,8 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
             if force or (whole := _whole_in_cache(repo, revision, tag)) is None:
                 raise
             return whole
+        if tag is None and not (folder / "tokenizer.json").exists():
+            fetch(folder.name, ["config.json", *_OTHER_TOKENIZERS], _Quiet)
         index = folder / INDEX
         if tag is not None:
             wanted = _gguf_files(folder, repo, tag, force)
@@ -161,7 +165,8 @@ def _whole_in_cache(repo: str, revision: str, tag: str | None) -> Path | None:
         return folder / names[0] if all((folder / name).exists() for name in names) else None
     index = folder / INDEX
     wanted = sorted(set(read_index(index).values())) if index.exists() else [SINGLE]
-    if not all((folder / name).exists() for name in ["config.json", "tokenizer.json", *wanted]):
+    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", *_OTHER_TOKENIZERS))
+    if not has_tokenizer or not all((folder / name).exists() for name in ["config.json", *wanted]):
         return None
     absent = [name for name in _DESCRIPTION if "*" not in name and not (folder / name).exists() and name != INDEX]
     _log.warning("%s: not in the cache, and used without them, if the model has them: %s", repo, ", ".join(absent))

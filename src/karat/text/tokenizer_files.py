@@ -1,5 +1,7 @@
 """The tokenizer of a folder: tokenizer.json and the files beside it, read as transformers reads them.
 
+Where there is none: tokenizer.model (SentencePiece), vocab.json with merges.txt, or tekken.json.
+
 tokenizer.json alone decides how text becomes ids, as in `PreTrainedTokenizerFast`. So `tokenizer_class`,
 `add_bos_token` and `add_eos_token` of tokenizer_config.json, which are for tokenizers built by code, have no effect.
 (`AutoTokenizer` of transformers 5 rebuilds a `LlamaTokenizer`, and then treats spaces at the start and after special
@@ -18,6 +20,7 @@ from karat.checkpoint import read_json
 from karat.checkpoint.files import member
 from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
+from karat.text.byte_vocabulary import read_merges, read_tekken
 from karat.text.piece_merging import PieceMerging
 from karat.text.sentence_piece import sentence_piece
 from karat.text.sentencepiece_model import PieceModel
@@ -31,9 +34,8 @@ _NAMED_TOKENS = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask"
 _TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 _OTHER_KINDS = {
     "tokenizer.model": "a SentencePiece model",
-    "tekken.json": "a Tekken vocabulary",
     "tiktoken.model": "a Tiktoken vocabulary",
-    "vocab.json": "a vocabulary with merges apart",
+    "vocab.json": "a vocabulary without merges.txt",
     "vocab.txt": "a WordPiece vocabulary",
 }
 # Keys of tokenizer_config.json that change the ids or the text if true. Karat refuses them.
@@ -60,10 +62,13 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read the tokenizer of `folder`. Raises `TokenizerError`, which names the missing, corrupt or unsupported file."""
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file, TokenizerError) if _has(folder, config_file.name) else {}
-    model_file, merging = folder / "tokenizer.model", None
-    has_pieces = not _has(folder, "tokenizer.json") and _has(folder, model_file.name) and _is_llamas(config)
-    if has_pieces:
-        backend, merging = _read_pieces(model_file, config)
+    kind, merging = _kind_of(folder, config), None
+    if kind == "tokenizer.model":
+        backend, merging = _read_pieces(folder / kind, config)
+    elif kind == "merges.txt":
+        backend = read_merges(folder, config)
+    elif kind == "tekken.json":
+        backend = read_tekken(folder / kind, config)
     else:
         backend = _read_backend(folder, config)
     for key in _UNSUPPORTED_KEYS:
@@ -79,7 +84,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         )
     try:
         special_tokens = _add_tokens(backend, config, folder)
-        if has_pieces:
+        if kind in ("tokenizer.model", "tekken.json"):
             frame = _set_frame(backend, config, special_tokens)
             merging = merging and merging.extended(backend.get_added_tokens_decoder(), frame)
         control_tokens = config.get("chat_control_tokens")
@@ -128,9 +133,21 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     return backend
 
 
-def _is_llamas(config: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer.model is read as Llama's: other classes of tokenizers change texts in ways of their own."""
-    return config.get("tokenizer_class", "LlamaTokenizer") in ("LlamaTokenizer", "LlamaTokenizerFast")
+def _kind_of(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The file that is read where there is no tokenizer.json; None for tokenizer.json, and where no other is known.
+
+    A tokenizer.model is read as Llama's: other classes of tokenizers change texts in ways of their own.
+    """
+    if _has(folder, "tokenizer.json"):
+        return None
+    if _has(folder, "tokenizer.model"):
+        is_llamas = config.get("tokenizer_class", "LlamaTokenizer") in ("LlamaTokenizer", "LlamaTokenizerFast")
+        return "tokenizer.model" if is_llamas else None
+    if "auto_map" in config:
+        return None
+    if _has(folder, "vocab.json") and _has(folder, "merges.txt"):
+        return "merges.txt"
+    return "tekken.json" if _has(folder, "tekken.json") else None
 
 
 def _read_pieces(path: Path, config: dict[str, Any]) -> tuple[Backend, PieceMerging | None]:
