@@ -90,7 +90,7 @@ def test_settings_are_checked_when_they_are_set() -> None:
         ("temperature", "hot"),
         ("top_p", "NaN"),
         ("top_k", "9" * 5000),
-        ("seed", "-1"),
+        ("seed", "-2"),
         ("structured_outputs", "5"),
     ]:
         with pytest.raises(RequestError, match=name):

@@ -1,6 +1,7 @@
 """Shared by `run` and `chat`: load a model, with remarks; ask it; measure the answer."""
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from karat.outputs import StreamChunk
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
     from karat.engine.updates import PromptProgress
+    from karat.request import SamplingParams
     from karat.text import ChatPrompt
 
 NO_DEFAULTS = "no sampling of the model's own (generation_config none): temperature=1"
@@ -59,11 +61,11 @@ def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOp
 
 
 class Task:
-    """One prompt for a model: a text to continue (str), or a conversation to answer. Checked when it is constructed.
+    """One prompt for a model: a text to continue (str), or a conversation to answer.
 
-    A conversation is rendered here and not again: the model answers `prompt_ids`. If max_tokens is the model's own
-    default and the context leaves less, the context is the limit. Raises RequestError, CapacityError and TemplateError
-    for a prompt that cannot be served.
+    A conversation is rendered here and not again: the model answers `prompt_ids`. Raises RequestError, CapacityError
+    and TemplateError for a prompt that cannot be served, CapacityError where `params` are asked for and there is no
+    room for an answer.
     """
 
     def __init__(
@@ -78,7 +80,12 @@ class Task:
         else:
             self._input = llm.chat_prompt(prompt, sanitize_control_tokens=sanitize_control_tokens)
             self.prompt_ids, self.prompt_text = list(self._input.token_ids), self._input.text
-        self.params = llm.default_params_after(len(self.prompt_ids), given)
+        self._given = given
+
+    @cached_property
+    def params(self) -> "SamplingParams":
+        """The sampling. If max_tokens is the model's own default and the context leaves less, that is the limit."""
+        return self.llm.default_params_after(len(self.prompt_ids), self._given)
 
     def stream(self, on_prompt: "Callable[[PromptProgress], object] | None" = None) -> Iterator[StreamChunk]:
         """The answer as it is generated; `on_prompt` as LLM.stream takes it."""

@@ -218,7 +218,7 @@ def test_arguments_for_the_template(given: Any) -> None:
 
 
 def test_calls_of_a_wrong_form_are_refused() -> None:
-    for wrong in (_called("[1]"), _called("{"), _called("1"), _called({}, name=1), {"role": "a", "tool_calls": ["x"]}):
+    for wrong in (_called("[1]"), _called("}"), _called("1"), _called({}, name=1), {"role": "a", "tool_calls": ["x"]}):
         with pytest.raises(TemplateError, match="call"):
             Dialect(writes_calls=True).shown([wrong])
     with pytest.raises(TemplateError, match="does not write"):
