@@ -32,7 +32,7 @@ class CompletionOutput:
 
     For "stop", stop_reason is the stop string or the token id that ended it. For "error", `error` is a message and
     error_type the name of its class in karat.errors: RequestError where the request is at fault (its form, say, has a
-    dead end), NumericsError where the numbers are, BugError for a bug.
+    dead end), NumericsError where the numbers are, BugError for a bug. error_param is the field that is at fault.
     "length" means max_tokens or the end of the context. logprobs and explanations, if they were asked for, have one
     entry for each of token_ids: also for tokens whose text is cut by a stop string or by the end, or not yet whole.
     receipt is a karat.receipts.Receipt, if one was asked for and the choice did not fail.
@@ -48,6 +48,7 @@ class CompletionOutput:
     explanations: tuple[Explanation, ...] | None = None
     receipt: Any = None
     error_type: str | None = None
+    error_param: str | None = None
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -100,3 +101,4 @@ class StreamChunk:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     explanations: tuple[Explanation, ...] | None = None
     error_type: str | None = None
+    error_param: str | None = None

@@ -190,7 +190,7 @@ def test_small_routes(server: Running) -> None:
     assert server.ask("/version").json["version"]
     assert server.ask("/openapi.json").json["openapi"] == "3.1.0"
     assert server.gauge("karat_kv_blocks") > 0
-    for path, status in (("/nothing", 404), ("/v1/chat/completions", 405), ("/v1/models/", 404)):
+    for path, status in (("/nothing", 404), ("/v1/chat/completions", 405), ("/v1/models/nothing", 404)):
         answer = server.ask(path)
         assert answer.status == status and answer.json["error"]["message"]
 

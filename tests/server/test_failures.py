@@ -117,15 +117,17 @@ def test_a_stream_ends_with_an_event_whatever_raises(fault: Exception, error_eve
     assert sent == []
 
 
-def failed(kind: str | None, text: str) -> CompletionOutput:
-    return CompletionOutput(1, "", (), "error", error=f"choice 1: {text}", error_type=kind)
+def failed(kind: str | None, text: str, param: str | None = None) -> CompletionOutput:
+    return CompletionOutput(1, "", (), "error", error=f"choice 1: {text}", error_type=kind, error_param=param)
 
 
 def test_each_kind_of_failure_has_its_status() -> None:
-    dead_end = failure_of(failed("RequestError", "structured_outputs: a dead end"), "response_format")
+    dead_end = failure_of(
+        failed("RequestError", "structured_outputs: a dead end", "structured_outputs"), "response_format"
+    )
     assert (dead_end.status, dead_end.param) == (400, "response_format")
     assert dead_end.message == "response_format: a dead end"
-    penalty = failure_of(failed("RequestError", "repetition_penalty=2 makes a score overflow"))
+    penalty = failure_of(failed("RequestError", "repetition_penalty=2 makes a score overflow", "repetition_penalty"))
     assert (penalty.status, penalty.param) == (400, "repetition_penalty")
     assert (of_karat(CapacityError("too long")).status, of_karat(RequestError("no")).status) == (400, 400)
     memory = failure_of(failed("OutOfMemoryError", "memory ran out"))

@@ -115,6 +115,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
     explanations: tuple[Explanation, ...] | None = None
     error_type: str | None = None
+    error_param: str | None = None
 
     @classmethod
     def of(cls, chunk: StreamChunk) -> Self:
@@ -129,6 +130,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
             chunk.prompt_logprobs,
             chunk.explanations,
             chunk.error_type,
+            chunk.error_param,
         )
 
     def chunk(self) -> StreamChunk:
@@ -143,6 +145,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
             self.prompt_logprobs,
             self.explanations,
             self.error_type,
+            self.error_param,
         )
 
 

@@ -169,4 +169,5 @@ def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:
         error=last.error,
         explanations=explanations,
         error_type=last.error_type,
+        error_param=last.error_param,
     )

@@ -11,7 +11,7 @@ from karat.engine.logprobs import token_logprobs
 from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
 from karat.engine.words import Words, words_of
-from karat.errors import RequestError, packed
+from karat.errors import KaratError, RequestError, packed
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, StreamChunk, TokenLogprobs
 from karat.request import Request
@@ -71,6 +71,7 @@ class Choice:
         self._stop_reason: str | int | None = None
         self._error: str | None = None
         self._error_type: str | None = None
+        self._error_param: str | None = None
         given = () if request.resume is None else request.resume.token_ids
         self._draws_as = index if request.resume is None else request.resume.choice
         self._sampled = [_Sampled(token_id) for token_id in given]
@@ -156,6 +157,7 @@ class Choice:
     def fail(self, error: Exception) -> None:
         self._error_type, what = packed(error)
         self._error = f"choice {self.index}: {what}"
+        self._error_param = error.param if isinstance(error, KaratError) else None
         try:
             self._finish("error")
         except Exception:  # noqa: BLE001 - the text side failed; its first error is the one reported
@@ -169,7 +171,7 @@ class Choice:
             self.fail(error)
 
     def recover(self) -> bool:
-        self.finish_reason, self._stop_reason, self._error, self._error_type = None, None, None, None
+        self.finish_reason = self._stop_reason = self._error = self._error_type = self._error_param = None
         self._begin_text()
         del self.sequence.token_ids[self.sequence.prompt_len :]
         self.sequence.num_read = max(0, len(self._prompt_logprobs) - 1)
@@ -197,6 +199,7 @@ class Choice:
             prompt_logprobs=self.prompt_logprobs if carried.tokens == 0 else None,
             explanations=self._explained(carried.tokens),
             error_type=self._error_type,
+            error_param=self._error_param,
         )
         return chunk, Carried(len(self._text), carried.tokens + len(token_ids), ended)
 
@@ -211,6 +214,7 @@ class Choice:
             error=self._error,
             explanations=self._explained(0),
             error_type=self._error_type,
+            error_param=self._error_param,
         )
 
     def _reported(self, start: int) -> tuple[TokenLogprobs, ...] | None:

@@ -115,7 +115,6 @@ def bug_in(what: str) -> ApiError:
 def failure_of(choice: CompletionOutput | StreamChunk, structure_field: str = "structured_outputs") -> ApiError:
     """The error of a choice that ended in "error". `structure_field` is the field that the answer's form comes from."""
     text = (choice.error or "the answer ended in an error").removeprefix(f"choice {choice.index}: ")
-    form = "structured_outputs"
-    if choice.error_type == RequestError.__name__ and text.startswith(f"{form}: "):
+    if choice.error_param == (form := "structured_outputs"):
         return invalid(structure_field, structure_field + text.removeprefix(form))
-    return of_karat(unpacked(choice.error_type or NumericsError.__name__, text))
+    return of_karat(unpacked(choice.error_type or NumericsError.__name__, text, choice.error_param))
