@@ -78,6 +78,7 @@ def test_a_broken_tokenizer_is_not_taken_for_none(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.txt"])
 def test_a_kind_that_is_not_read_is_none(name: str, folder: Path) -> None:
     (folder / name).write_bytes(b"x")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GemmaTokenizer"}')
     tokenizer, why = tokenizer_of(open_model(str(folder)).checkpoint, 4096)
     assert why is not None and name in why and tokenizer.vocab_size == 4096
 

@@ -114,7 +114,7 @@ def test_check_and_trace(model: Path, tmp_path: Path, karat_here: Karat) -> None
 
 
 @pytest.mark.parametrize(
-    "generation", [{"do_sample": True, "top_p": 0.0}, {"do_sample": True, "temperature": -1.0}, {"do_sample": 1}]
+    "generation", [{"do_sample": True, "top_p": 2.0}, {"do_sample": True, "temperature": -1.0}, {"do_sample": 1}]
 )
 def test_generation_config_none_ignores_what_cannot_be_used(
     generation: dict[str, Any], model: Path, tmp_path: Path, karat_here: Karat

@@ -20,7 +20,7 @@ from tests.engine.tiny import GREEDY, tokens
 
 def ranked(name: str, prompt: bytes, priority: int, **params: Any) -> Request:
     plain = request(name, prompt, **params)
-    return Request(name, plain.prompt_token_ids, plain.params, plain.seed, None, plain.end_token_ids, None, priority)
+    return Request(name, plain.prompt_token_ids, plain.params, plain.seed, None, plain.end_token_ids, priority=priority)
 
 
 def test_the_smallest_priority_enters_first_and_of_one_priority_the_oldest() -> None:

@@ -27,7 +27,7 @@ def resolve_max_tokens(params: SamplingParams, prompt_len: int, max_model_len: i
         if value > room:
             raise CapacityError(
                 f"{name}={value} after a prompt of {prompt_len} tokens: the context of {max_model_len} leaves {room}; "
-                f"lower {name} or shorten the prompt",
+                f"ask for at most {room}, or shorten the prompt",
                 param=name,
             )
     return params.max_tokens or room

@@ -138,7 +138,7 @@ def with_tokens(path: Path, tokens: Sequence[bytes], keys: list[bytes], kind: st
     ("count", "size", "kind", "expected"),
     [
         (MAX_TOKENS, 8, "llama", "has no tokenizer.ggml.scores for"),
-        (MAX_TOKENS, 8, "gpt2", "has no tokenizer.ggml.pre"),
+        (MAX_TOKENS, 8, "gpt2", "has no tokenizer.ggml.merges"),
         (MAX_TOKENS, 8, "gpt2 with merges", "has the merge 'x'"),
         (MAX_TOKENS, 8, "gpt2 with many merges", f"expected at most {MAX_MERGES}"),
         (MAX_TOKENS + 1, 8, "llama", f"expected at most {MAX_TOKENS}"),
@@ -162,7 +162,7 @@ def test_tokens(count: int, size: int, kind: str, expected: str, tmp_path: Path)
     [
         (17, (), f"in more than {MAX_MERGES} ways"),
         (17, ("tokenizer.ggml.bos_token_id",), "add_bos_token is in force without"),
-        (13, ("tokenizer.ggml.unknown_token_id",), "has neither an unknown token nor one for every byte"),
+        (13, ("tokenizer.ggml.unknown_token_id",), "has neither a token for unknown text nor one for every byte"),
     ],
 )
 def test_cuts(longest: int, without: Sequence[str], expected: str, tmp_path: Path) -> None:
