@@ -21,6 +21,7 @@ OTHER_MEANINGS = {
     "convert/tokenizer.py": "kinds of tokenizers in GGUF",
     "text/tools/llama.py": "a format of calls",
     "text/tools/mistral.py": "a format of calls",
+    "text/byte_vocabulary.py": "pre-tokenizers of classes of tokenizers",
     "text/gguf_tokenizer.py": "kinds of tokenizers in GGUF",
     "text/pre_tokenizers.py": "pre-tokenizers in GGUF",
 }
