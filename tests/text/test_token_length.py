@@ -11,8 +11,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from karat.errors import CapacityError, RequestError, TemplateError
 from karat.text import Tokenizer
-from karat.text.token_length import max_token_chars
-from karat.text.tokenizer import MAX_LOCKED_CHARS, MAX_SHRINKING, MAX_UNMEASURED_CHARS, MAX_UNMEASURED_MESSAGES
+from karat.text.token_length import MAX_SHRINKING, MAX_UNMEASURED_CHARS, MAX_UNMEASURED_MESSAGES, max_token_chars
+from karat.text.tokenizer import MAX_LOCKED_CHARS
 
 ALPHABET = "".join(sorted(pre_tokenizers.ByteLevel.alphabet()))
 TEXT = st.text(st.sampled_from(" \n\ta1\u03b1\u0313\u0300\u0345\u1100\u1161\u11a8é☃"), max_size=60) | st.text(

@@ -24,6 +24,17 @@ MAX_TOKENS = 1 << 19
 MAX_BYTES = 64 << 20  # Tekken's largest has 19 MB
 _MAX_TOKEN_BYTES = 512  # every way to cut a token in two is tried
 _END = "<|endoftext|>"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The letter of each of the 256 bytes in byte-level BPE: printable ones as themselves, the others shifted."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(shifted)}
+
+
+BYTE_OF_CHAR: Mapping[str, int] = _byte_alphabet()
+_LETTERS = {byte: letter for letter, byte in BYTE_OF_CHAR.items()}
 # By class of the tokenizer: the pre-tokenizer, and the special tokens that tokenizer_config.json may leave out.
 _CLASSES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "Qwen2Tokenizer": ("qwen2", {"unk_token": _END, "eos_token": _END, "pad_token": _END}),
@@ -153,13 +164,3 @@ def _backend(vocab: Mapping[str, int], merges: list[tuple[str, str]], path: Path
         raise TokenizerError(f"{path} does not fit its vocabulary: {str(error)[:200]}; fetch both again") from error
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-def _letters() -> dict[int, int]:
-    """The letter that stands for each byte in byte-level BPE: itself if it is printed, else one from U+0100 on."""
-    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printed]
-    return {byte: byte for byte in printed} | {byte: 0x100 + n for n, byte in enumerate(others)}
-
-
-_LETTERS = _letters()

@@ -13,38 +13,23 @@ from karat.checkpoint import GgufCheckpoint, ModelCheckpoint
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.overrides import Overrides
 from karat.checkpoint.wording import shown
-from karat.errors import CapacityError, RequestError, TemplateError, TokenizerError
+from karat.errors import RequestError, TemplateError, TokenizerError
+from karat.text.byte_vocabulary import BYTE_OF_CHAR
 from karat.text.chat_prompt import ChatPrompt
 from karat.text.continuing import cut, tagged
 from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
-from karat.text.token_length import max_token_chars, steps
+from karat.text.token_length import LengthLimit, steps
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
-from karat.text.tokenizer_limits import lost_bytes, may_panic, panics_as_errors
+from karat.text.tokenizer_limits import check_decoder, lost_bytes, may_panic, panics_as_errors
 
 if TYPE_CHECKING:
     from karat.text.chat_template import ChatTemplate
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _MAX_ID = 2**32 - 1  # that the library takes
-MAX_UNMEASURED_CHARS = 1 << 20  # of a prompt without a bound on characters a token: 2 seconds of work
-# Of a conversation in proportion to the context. Templates leave out blanks and old reasoning: hardly seven eighths.
-MAX_SHRINKING = 8
-MAX_UNMEASURED_MESSAGES = 4096  # of a conversation with more messages than the context has tokens
 MAX_LOCKED_CHARS = 4096  # that are tokenised with the interpreter's lock held: 10 ms
 MAX_LOCKED_TOKENS = 16384  # that are decoded so
-# Decoders under which a text only grows at its end as tokens are added. `IncrementalDetokenizer` relies on that.
-_GROWING_DECODERS = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The letter of each of the 256 bytes in byte-level BPE: printable ones as themselves, the others shifted."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    shifted = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(shifted)}
-
-
-_BYTE_OF_CHAR = _byte_alphabet()
 
 
 class Tokenizer:
@@ -63,7 +48,7 @@ class Tokenizer:
         self._control_tokens = files.control_tokens
         self._merging = files.merging
         self._doubles = files.doubles
-        lost = lost_bytes(self._backend, _BYTE_OF_CHAR)
+        lost = lost_bytes(self._backend, BYTE_OF_CHAR)
         dropped = (
             f"{len(lost)} bytes of UTF-8, such as {min(lost):#04x}, have no token: text drops them" if lost else None
         )
@@ -79,7 +64,7 @@ class Tokenizer:
         self.added_tokens: Mapping[int, str] = {token_id: token.content for token_id, token in added.items()}
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         decoder = steps(self._backend.decoder)
-        _check_decoder(decoder)
+        check_decoder(decoder)
         self.is_byte_level = any(step["type"] == "ByteLevel" for step in decoder)
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in decoder)
         self._may_panic = may_panic(self._backend.normalizer, self._backend.pre_tokenizer)
@@ -142,8 +127,8 @@ class Tokenizer:
         of the longest tokens; where the tokenizer drops or joins text, only if the text also has more than
         MAX_UNMEASURED_CHARS characters. A long text is tokenised without the interpreter's lock.
         """
-        if max_tokens is not None and len(text) > max_tokens:
-            self._refuse_longer_than(max_tokens, text)
+        if max_tokens is not None:
+            self._length_limit.check_text(text, max_tokens)
         try:
             text.encode()  # ten times as fast as a search
         except UnicodeEncodeError as error:
@@ -209,7 +194,7 @@ class Tokenizer:
             return token.encode()
         if self.is_byte_level:
             try:
-                return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
+                return bytes(map(BYTE_OF_CHAR.__getitem__, token))
             except KeyError:  # an added token with a space
                 return token.encode()
         byte = self.fallback_byte(token_id)
@@ -301,7 +286,10 @@ class Tokenizer:
         conversation: dict[str, Any] = {"messages": messages, "tools": tools, "documents": documents}
         conversation |= {**self._variables, **extra}
         if max_tokens is not None:
-            self._refuse_conversation(max_tokens, conversation)
+            try:
+                self._length_limit.check_conversation(conversation, max_tokens)
+            except RecursionError as error:
+                raise _too_deep() from error
         options: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
@@ -317,8 +305,8 @@ class Tokenizer:
             raise _too_deep() from error
         pieces = list(control.split(self.render_chat(**marked, **options)))
         text = "".join(piece for piece, _ in pieces)
-        if max_tokens is not None and len(text) > max_tokens:
-            self._refuse_longer_than(max_tokens, text)
+        if max_tokens is not None:
+            self._length_limit.check_text(text, max_tokens)
         ids: list[int] = []
         for index, (piece, is_marked) in enumerate(pieces):
             ids += self._encode_piece(piece, as_text=is_marked, at_start=index == 0)
@@ -400,52 +388,9 @@ class Tokenizer:
             raise RequestError(f"{shown(token_id)} is no token id; expected integers from 0 on; check the ids")
         return self._doubles.get(known, known)
 
-    def _refuse_longer_than(self, max_tokens: int, text: str) -> None:
-        longest = self._max_token_chars
-        if longest is not None and len(text) > max_tokens * longest:
-            raise CapacityError(
-                f"the prompt has {len(text)} characters, and the context of {max_tokens} tokens, of which none stands "
-                f"for more than {longest}, holds at most {max_tokens * longest}; shorten the prompt",
-                param="prompt",
-            )
-        # A tokenizer that drops or joins characters may make few tokens of any text.
-        if len(text) > MAX_UNMEASURED_CHARS and len(text) > max_tokens * self._longest_token:
-            raise CapacityError(
-                f"the prompt has {len(text)} characters; expected at most "
-                f"{max(MAX_UNMEASURED_CHARS, max_tokens * self._longest_token)} for a context of {max_tokens} tokens; "
-                "shorten the prompt",
-                param="prompt",
-            )
-
-    def _refuse_conversation(self, max_tokens: int, conversation: Mapping[str, Any]) -> None:
-        messages = conversation["messages"]
-        if (count := len(messages)) > max(max_tokens, MAX_UNMEASURED_MESSAGES):
-            raise CapacityError(
-                f"the conversation has {count} messages; expected at most {max(max_tokens, MAX_UNMEASURED_MESSAGES)} "
-                f"for a context of {max_tokens} tokens; shorten the prompt",
-                param="prompt",
-            )
-        try:
-            num_chars = _num_chars(conversation)
-        except RecursionError as error:
-            raise _too_deep() from error
-        if num_chars <= MAX_UNMEASURED_CHARS:
-            return
-        if num_chars > (most := max(MAX_UNMEASURED_CHARS, max_tokens * self._longest_token * MAX_SHRINKING)):
-            raise CapacityError(
-                f"the conversation has {num_chars} characters; expected at most {most} for a context of {max_tokens} "
-                "tokens; shorten the prompt",
-                param="prompt",
-            )
-
     @cached_property
-    def _max_token_chars(self) -> int | None:
-        return max_token_chars(self._backend, "".join(_BYTE_OF_CHAR))
-
-    @cached_property
-    def _longest_token(self) -> int:
-        """The characters of the longest token in the vocabulary's spelling."""
-        return max(map(len, self._backend.get_vocab()), default=0)
+    def _length_limit(self) -> LengthLimit:
+        return LengthLimit(self._backend, "".join(BYTE_OF_CHAR))
 
     @cached_property
     def _anchor(self) -> list[int]:
@@ -461,29 +406,5 @@ class Tokenizer:
         return len(self.decode(self._anchor))
 
 
-def _num_chars(value: Any) -> int:
-    """The characters of all texts in a JSON-like value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(len(key) if isinstance(key, str) else 0 for key in value) + sum(map(_num_chars, value.values()))
-    return sum(map(_num_chars, value)) if isinstance(value, list | tuple) else 0
-
-
 def _too_deep() -> TemplateError:
     return TemplateError("the conversation is nested too deeply; expected a few levels; flatten it")
-
-
-def _check_decoder(steps: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `TokenizerError` unless text only grows at its end as tokens are added, by the decoded tokens alone."""
-    names = [step["type"] for step in steps]
-    if names in (["ByteLevel"], ["ByteLevel", "Fuse"]):
-        return
-    fused = names.index("Fuse") + 1 if "Fuse" in names else len(names)
-    for position, step in enumerate(steps):
-        is_known = step["type"] in _GROWING_DECODERS if position < fused else step["type"] == "Strip"
-        if not is_known or step.get("stop"):
-            raise TokenizerError(
-                f"tokenizer.json has the decoder {' > '.join(names)}, of which Karat does not support {step['type']} "
-                "there; expected byte-level BPE or SentencePiece with byte fallback; use another model"
-            )

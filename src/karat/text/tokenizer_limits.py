@@ -26,6 +26,8 @@ MAX_ADDED_CHARS = 1000  # of an added token
 MAX_FRAME_TOKENS = 256  # around a text
 # Bytes between two quotation marks. SentencePiece's table of characters has 300,000; no other string is long.
 MAX_STRING_BYTES, LONG_STRING_BYTES, MAX_LONG_STRINGS = 1 << 20, 10_000, 4
+# Decoders under which a text only grows at its end as tokens are added. `IncrementalDetokenizer` relies on that.
+_GROWING_DECODERS = {"ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"}
 _SAMPLE = "The quick brown fox, 123 \n\t" + "".join(map(chr, [*range(0x21, 0x180), 0x3B1, 0x4E2D, 0xFB01, 0x1F600]))
 
 
@@ -205,3 +207,18 @@ def _check_frame(frame: Sequence[Mapping[str, Any]], place: str) -> None:
 
 def _wrong(place: str, came: str, expected: str) -> TokenizerError:
     return TokenizerError(f"{place}: has {came}; expected {expected}; use another model")
+
+
+def check_decoder(steps: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `TokenizerError` unless text only grows at its end as tokens are added, by the decoded tokens alone."""
+    names = [step["type"] for step in steps]
+    if names in (["ByteLevel"], ["ByteLevel", "Fuse"]):
+        return
+    fused = names.index("Fuse") + 1 if "Fuse" in names else len(names)
+    for position, step in enumerate(steps):
+        is_known = step["type"] in _GROWING_DECODERS if position < fused else step["type"] == "Strip"
+        if not is_known or step.get("stop"):
+            raise TokenizerError(
+                f"tokenizer.json has the decoder {' > '.join(names)}, of which Karat does not support {step['type']} "
+                "there; expected byte-level BPE or SentencePiece with byte fallback; use another model"
+            )
