@@ -279,6 +279,70 @@ __global__ void nothing(float* x) {
     if (x && threadIdx.x > 4096) *x = 1;
 }
 
+struct Shape {
+    const char* name;
+    int rows, columns, leaves;
+};
+const Shape kShapes[] = {{"8B qkv", 6144, 4096, 1},   {"8B o", 4096, 4096, 8},        {"8B gate+up", 28672, 4096, 1},
+                         {"8B down", 4096, 14336, 8}, {"8B head", 128256, 4096, 1},   {"0.5B qkv", 1152, 896, 1},
+                         {"0.5B o", 896, 896, 8},     {"0.5B gate+up", 9728, 896, 1}, {"0.5B down", 896, 4864, 8}};
+
+double copied_per_s() {  // bytes read and written
+    const std::size_t big = std::size_t{1} << 31;
+    u8 *from = allocated<u8>(big), *to = allocated<u8>(big);
+    random_words<<<1024, 256>>>(reinterpret_cast<u32*>(from), big / 4, 1);
+    const double copy = seconds([&](int) { CHECK(cudaMemcpyAsync(to, from, big, cudaMemcpyDeviceToDevice)); }, 3);
+    CHECK(cudaFree(from));
+    CHECK(cudaFree(to));
+    return 2.0 * big / copy;
+}
+template <class F>
+cudaGraphExec_t graph_of(cudaStream_t stream, const F& body) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    body();
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaGraphLaunch(exec, stream));
+    CHECK(cudaStreamSynchronize(stream));
+    return exec;
+}
+double seconds_of_graph(cudaGraphExec_t exec, cudaStream_t stream) {  // median
+    std::vector<double> all;
+    for (int i = 0; i < 7; ++i) {
+        const auto begin = std::chrono::steady_clock::now();
+        for (int k = 0; k < 5; ++k) CHECK(cudaGraphLaunch(exec, stream));
+        CHECK(cudaStreamSynchronize(stream));
+        all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 5);
+    }
+    std::sort(all.begin(), all.end());
+    return all[3];
+}
+// One token of a shape by each variant: more layers than the L2 holds, in one graph.
+template <class Variants>
+void measure_gemv(const Shape& s, const Variants& variants, cudaStream_t stream, double copied) {
+    const std::size_t bytes = std::size_t(s.rows) * s.columns / 32 * 18;
+    const int sets = static_cast<int>(std::min<std::size_t>(300, (std::size_t{400} << 20) / bytes + 2));
+    std::vector<Layer> layers;
+    for (int i = 0; i < sets; ++i) layers.emplace_back(s.rows, s.columns, 1, s.leaves, 100u + i);
+    for (const auto& v : variants) {
+        const auto exec = graph_of(stream, [&] {
+            for (const Layer& l : layers) v.run(l.a, stream);
+        });
+        const double t = seconds_of_graph(exec, stream) / sets;
+        std::printf("gemv %-13s %-26s %8.2f us %6.0f GB/s %5.1f %%\n", s.name, v.name, t * 1e6, bytes / t / 1e9,
+                    100 * bytes / t / copied);
+    }
+    for (Layer& l : layers) l.release();
+}
+struct GemvVariant {
+    const char* name;
+    void (*run)(const LinearArgs&, cudaStream_t);
+};
+const GemvVariant kGemvs[] = {{"1 row a lane", [](const LinearArgs& a, cudaStream_t s) { gemv(a, 1, s); }},
+                              {"2 rows a lane", [](const LinearArgs& a, cudaStream_t s) { gemv(a, 2, s); }}};
+
 int main(int argc, char** argv) {
     const bool quick = argc > 1 && !std::strcmp(argv[1], "quick");
     cudaDeviceProp p;
@@ -317,11 +381,7 @@ int main(int argc, char** argv) {
     if (quick) return bad != 0;
 
     std::printf("chip\n");
-    const std::size_t big = std::size_t{1} << 31;
-    u8 *from = allocated<u8>(big), *to = allocated<u8>(big);
-    random_words<<<1024, 256>>>(reinterpret_cast<u32*>(from), big / 4, 1);
-    const double copy = seconds([&](int) { CHECK(cudaMemcpyAsync(to, from, big, cudaMemcpyDeviceToDevice)); }, 3);
-    const double copied = 2.0 * big / copy;
+    const double copied = copied_per_s();
     std::printf("  copy %.0f GB/s, read and written\n", copied / 1e9);
     float* f = allocated<float>(1 << 24);
     long long* clocks = allocated<long long>(1);
@@ -350,64 +410,13 @@ int main(int argc, char** argv) {
     per_clock("mma m16n8k16 bf16, MAC", [&] { mma_rate<false><<<grid, 256>>>(sink, 1024); }, warps * 16 * 8 * 16);
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
-    const auto graph_of = [&](const auto& body) {
-        cudaGraph_t graph;
-        cudaGraphExec_t exec;
-        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-        body();
-        CHECK(cudaStreamEndCapture(stream, &graph));
-        CHECK(cudaGraphInstantiate(&exec, graph, 0));
-        return exec;
-    };
-    {
-        const auto exec = graph_of([&] {
-            for (int i = 0; i < 300; ++i) nothing<<<sms, 128, 0, stream>>>(nullptr);
-        });
-        CHECK(cudaGraphLaunch(exec, stream));
-        CHECK(cudaStreamSynchronize(stream));
-        const auto begin = std::chrono::steady_clock::now();
-        for (int i = 0; i < 20; ++i) CHECK(cudaGraphLaunch(exec, stream));
-        CHECK(cudaStreamSynchronize(stream));
-        const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        std::printf("  a graph of 300 empty kernels: %.2f us a node\n", s / 20 / 300 * 1e6);
-    }
-    CHECK(cudaFree(from));
-    CHECK(cudaFree(to));
+    const auto empty = graph_of(stream, [&] {
+        for (int i = 0; i < 300; ++i) nothing<<<sms, 128, 0, stream>>>(nullptr);
+    });
+    std::printf("  a graph of 300 empty kernels: %.2f us a node\n", seconds_of_graph(empty, stream) / 300 * 1e6);
 
     std::printf("gemv, Q4_0 x int16, one token: share of the copy bandwidth (weights alone)\n");
-    struct Shape {
-        const char* name;
-        int rows, columns, leaves;
-    };
-    const Shape shapes[] = {{"8B qkv", 6144, 4096, 1},   {"8B o", 4096, 4096, 8},        {"8B gate+up", 28672, 4096, 1},
-                            {"8B down", 4096, 14336, 8}, {"8B head", 128256, 4096, 1},   {"0.5B qkv", 1152, 896, 1},
-                            {"0.5B o", 896, 896, 8},     {"0.5B gate+up", 9728, 896, 1}, {"0.5B down", 896, 4864, 8}};
-    for (const Shape& s : shapes) {
-        const std::size_t bytes = std::size_t(s.rows) * s.columns / 32 * 18;
-        const int sets =
-            static_cast<int>(std::min<std::size_t>(600, (std::size_t{400} << 20) / bytes + 2));  // more than the L2
-        std::vector<Layer> layers;
-        for (int i = 0; i < sets; ++i) layers.emplace_back(s.rows, s.columns, 1, s.leaves, 100u + i);
-        for (const int r : {1, 2}) {
-            const auto exec = graph_of([&] {
-                for (const Layer& l : layers) gemv(l.a, r, stream);
-            });
-            CHECK(cudaGraphLaunch(exec, stream));
-            CHECK(cudaStreamSynchronize(stream));
-            std::vector<double> all;
-            for (int i = 0; i < 7; ++i) {
-                const auto begin = std::chrono::steady_clock::now();
-                for (int k = 0; k < 5; ++k) CHECK(cudaGraphLaunch(exec, stream));
-                CHECK(cudaStreamSynchronize(stream));
-                all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 5 /
-                              sets);
-            }
-            std::sort(all.begin(), all.end());
-            std::printf("  %-14s %d rows a lane  %8.2f us  %6.0f GB/s  %5.1f %%\n", s.name, r, all[3] * 1e6,
-                        bytes / all[3] / 1e9, 100 * bytes / all[3] / copied);
-        }
-        for (Layer& l : layers) l.release();
-    }
+    for (const Shape& s : kShapes) measure_gemv(s, kGemvs, stream, copied);
     std::printf("tiles, Q4_0 x int16, TFLOP/s-equivalent (2 x rows x columns x tokens)\n");
     for (const Shape& s : {Shape{"8B gate+up", 28672, 4096, 1}, Shape{"8B down", 4096, 14336, 8},
                            Shape{"8B qkv", 6144, 4096, 1}, Shape{"0.5B gate+up", 9728, 896, 1}})

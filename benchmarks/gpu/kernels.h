@@ -175,8 +175,14 @@ SIMT int gemv_shared(const LinearArgs& a) {
     return a.blocks() * kDigitBytes + 2 * kChunk * 32 * R * 8 + 256;
 }
 
-template <int R, bool kLeaves, class Cta>
-SIMT void q4_gemv(Cta& cta, const LinearArgs& a) {
+struct Nothing {
+    SIMT void operator()() const {}
+};
+
+// `before_digits` is called when the first weights are on their way: a kernel that was launched early waits there for
+// the digits.
+template <int R, bool kLeaves, class Cta, class F = Nothing>
+SIMT void q4_gemv(Cta& cta, const LinearArgs& a, const F& before_digits = {}) {
     const int blocks = a.blocks(), wide = a.wide() * (2 / R);
     const int panel = cta.x() < wide ? cta.x() / (2 / R) : a.wide() + cta.x() - wide;
     const int first_group = cta.x() < wide ? panel * 4 : a.wide() * 3 + panel;
@@ -185,11 +191,16 @@ SIMT void q4_gemv(Cta& cta, const LinearArgs& a) {
     const int row0 = first_group * kGroupRows + g.first_row;
 
     auto x = cta.template shared<u8>(blocks * kDigitBytes);
-    cta.each([&](int thread) {
-        for (int i = thread; i < blocks * kDigitBytes / 16; i += cta.threads())
-            cta.copy16(x, 16 * i, a.digits + 16 * i);
-    });
-    cta.commit();
+    const auto bring_digits = [&] {
+        before_digits();
+        cta.each([&](int thread) {
+            for (int i = thread; i < blocks * kDigitBytes / 16; i += cta.threads())
+                cta.copy16(x, 16 * i, a.digits + 16 * i);
+        });
+        cta.commit();
+        cta.template wait<0>();
+        cta.sync();
+    };
 
     if constexpr (kLeaves) {
         auto leaf_sums = cta.template shared<float>(kMaxLeaves * 32 * R);
@@ -199,8 +210,7 @@ SIMT void q4_gemv(Cta& cta, const LinearArgs& a) {
             if (const int end = a.leaf_ends[leaf] / kBlock; start < end)
                 next[thread] = g.load(thread % 32, start, 1, end);
         });
-        cta.template wait<0>();
-        cta.sync();
+        bring_digits();
         cta.each([&](int thread) {
             const int leaf = thread / 32, lane = thread % 32, end = a.leaf_ends[leaf] / kBlock;
             float sum[R];
@@ -239,8 +249,7 @@ SIMT void q4_gemv(Cta& cta, const LinearArgs& a) {
             sum[thread] = 0;
             next[thread] = g.load(thread % 32, thread / 32, kWarps, blocks);
         });
-        cta.template wait<0>();
-        cta.sync();
+        bring_digits();
         for (int chunk = 0; chunk < blocks; chunk += kChunk) {
             const int buffer = chunk / kChunk % 2 * kChunk * 32;
             cta.each([&](int thread) {

@@ -1,6 +1,8 @@
 // Variants of the two kernels that matter, beside the prototype's (driver.cu): bits first, then speed. sm_90a only.
 //
 //     nvcc -O3 -std=c++20 -gencode arch=compute_90a,code=sm_90a -fmad=false study.cu -o study && ./study [quick]
+#include <map>
+
 #define main driver_main
 #include "driver.cu"
 #undef main
@@ -282,8 +284,9 @@ void fed_variant(const LinearArgs& a) {
 
 // One token: each warp has a ring of kRing blocks of its own in shared memory (32 rows, 576 bytes), filled by 16-byte
 // copies that begin before the activations are waited for.
-template <bool kLeaves, int kRing, bool kPdl>
-__global__ void __launch_bounds__(256) gemv_async(const __grid_constant__ LinearArgs a) {
+constexpr int kRing = 16;
+template <bool kLeaves>
+__global__ void __launch_bounds__(256) gemv_ring(const __grid_constant__ LinearArgs a) {
     constexpr int kPiece = 576, kGroupsAhead = kRing / 4;
     const int blocks = a.blocks(), panel = blockIdx.x / 2, half = blockIdx.x % 2 * 32;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -292,7 +295,7 @@ __global__ void __launch_bounds__(256) gemv_async(const __grid_constant__ Linear
     u8* const ring = x + blocks * kDigitBytes + warp * kRing * kPiece;
     float* const parts = reinterpret_cast<float*>(x + blocks * kDigitBytes + 8 * kRing * kPiece);  // [2][32][32]
     std::uint16_t* const scales = reinterpret_cast<std::uint16_t*>(parts + 2 * 32 * 32);
-    if constexpr (kPdl) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     const int begin = kLeaves ? (warp ? a.leaf_ends[warp - 1] / kBlock : 0) : warp,
               end = kLeaves ? a.leaf_ends[warp] / kBlock : blocks, step = kLeaves ? 1 : 8;
     const auto issue = [&](int group) {
@@ -313,7 +316,7 @@ __global__ void __launch_bounds__(256) gemv_async(const __grid_constant__ Linear
     };
 #pragma unroll
     for (int g = 0; g < kGroupsAhead; ++g) issue(g);
-    if constexpr (kPdl) asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
     for (int i = threadIdx.x; i < blocks * kDigitBytes / 16; i += 256)
         reinterpret_cast<uint4*>(x)[i] = __ldcg(reinterpret_cast<const uint4*>(a.digits) + i);
     __syncthreads();
@@ -386,136 +389,38 @@ __global__ void __launch_bounds__(256) gemv_async(const __grid_constant__ Linear
         if (warp == 0) write_out(a, panel * kPanelRows + half + lane, sum);
     }
 }
-template <int kRing, bool kPdl>
-void gemv_variant(const LinearArgs& a, cudaStream_t stream) {
-    const auto kernel = a.num_leaves == 8 ? gemv_async<true, kRing, kPdl> : gemv_async<false, kRing, kPdl>;
-    const int shared = a.columns / kBlock * kDigitBytes + 8 * kRing * 576 + 2 * 32 * 32 * 6;
-    static int most[2];
-    int& seen = most[a.num_leaves == 8];
-    if (shared > seen) {
+using GemvKernel = void (*)(LinearArgs);
+void launch_early(GemvKernel kernel, const LinearArgs& a, int blocks, int shared, cudaStream_t stream) {
+    static std::map<GemvKernel, int> limits;
+    if (int& limit = limits[kernel]; shared > limit) {
         CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-        seen = shared;
+        limit = shared;
     }
     cudaLaunchConfig_t config{};
-    config.gridDim = a.rows / kPanelRows * 2, config.blockDim = 256, config.dynamicSmemBytes = shared,
-    config.stream = stream;
+    config.gridDim = blocks, config.blockDim = 256, config.dynamicSmemBytes = shared, config.stream = stream;
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &attribute;
-    config.numAttrs = kPdl ? 1 : 0;
+    config.numAttrs = 1;
     CHECK(cudaLaunchKernelEx(&config, kernel, a));
+}
+void gemv_ring_variant(const LinearArgs& a, cudaStream_t stream) {
+    const int shared = a.columns / kBlock * kDigitBytes + 8 * kRing * 576 + 2 * 32 * 32 * 6;
+    launch_early(a.num_leaves == 8 ? gemv_ring<true> : gemv_ring<false>, a, a.rows / kPanelRows * 2, shared, stream);
 }
 
-// The prototype's GEMV with kDeep batches of four blocks a warp on their way in registers, which begin before the
-// activations are waited for.
-template <int R, bool kLeaves, int kDeep, bool kPdl>
-__global__ void __launch_bounds__(256) gemv_deep(const __grid_constant__ LinearArgs a) {
+// The prototype's GEMV, launched before the kernel before it has ended.
+template <int R, bool kLeaves>
+__global__ void __launch_bounds__(256) gemv_early(const __grid_constant__ LinearArgs a) {
     Cta cta;
-    const int blocks = a.blocks(), panel = blockIdx.x / (2 / R), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Gemv<Cta, R> g{cta, a, a.weight + static_cast<std::size_t>(panel) * kPanelRows * blocks * kBlockBytes, kPanelRows,
-                   static_cast<int>(blockIdx.x) % (2 / R) * 32};
-    const int row0 = panel * kPanelRows + g.first_row;
-    if constexpr (kPdl) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-    constexpr int kStep = kLeaves ? 1 : kWarps, kNext = kLeaves ? kAtOnce : kChunk;
-    const int begin = kLeaves ? (warp ? a.leaf_ends[warp - 1] / kBlock : 0) : warp,
-              end = kLeaves ? a.leaf_ends[warp] / kBlock : blocks;
-    Batch<R> next[kDeep];
-#pragma unroll
-    for (int d = 0; d < kDeep; ++d)
-        if (begin + d * kNext < end) next[d] = g.load(lane, begin + d * kNext, kStep, end);
-    if constexpr (kPdl) asm volatile("griddepcontrol.wait;" ::: "memory");
-    auto x = cta.template shared<u8>(blocks * kDigitBytes);
-    for (int i = threadIdx.x; i < blocks * kDigitBytes / 16; i += 256)
-        reinterpret_cast<uint4*>(x.at)[i] = __ldcg(reinterpret_cast<const uint4*>(a.digits) + i);
-    if constexpr (kLeaves) {
-        auto leaf_sums = cta.template shared<float>(kMaxLeaves * 32 * R);
-        __syncthreads();
-        float sum[R] = {};
-        for (int base = begin; base < end; base += kDeep * kNext)
-#pragma unroll
-            for (int d = 0; d < kDeep; ++d) {
-                const int block = base + d * kNext;
-                if (block >= end) break;
-                const Batch<R> batch = next[d];
-                if (block + kDeep * kNext < end) next[d] = g.load(lane, block + kDeep * kNext, 1, end);
-#pragma unroll
-                for (int i = 0; i < kAtOnce; ++i) {
-                    if (block + i >= end) break;
-                    float part[R];
-                    g.parts(batch, i, x, block + i, part);
-                    const float power = float_of(x.template get_as<u32>((block + i) * kDigitBytes));
-#pragma unroll
-                    for (int r = 0; r < R; ++r)
-                        sum[r] = fused(part[r], float_of_half(batch.scale[i] >> (16 * r)) * power, sum[r]);
-                }
-            }
-#pragma unroll
-        for (int r = 0; r < R; ++r) leaf_sums.set((warp * 32 + lane) * R + r, sum[r]);
-        __syncthreads();
-        if (threadIdx.x < 32 * R) {
-            const auto leaf = [&](int i) { return leaf_sums.get(i * 32 * R + threadIdx.x); };
-            write_out(a, row0 + threadIdx.x,
-                      ((leaf(0) + leaf(1)) + (leaf(2) + leaf(3))) + ((leaf(4) + leaf(5)) + (leaf(6) + leaf(7))));
-        }
-    } else {
-        auto parts = cta.template shared<float>(2 * kChunk * 32 * R);
-        auto scales = cta.template shared<u32>(2 * kChunk * 32);
-        __syncthreads();
-        float s = 0;
-        for (int base = 0; base < blocks; base += kDeep * kChunk)
-#pragma unroll
-            for (int d = 0; d < kDeep; ++d) {
-                const int chunk = base + d * kChunk;
-                if (chunk >= blocks) break;
-                const int buffer = chunk / kChunk % 2 * kChunk * 32;
-                const Batch<R> batch = next[d];
-                if (chunk + kDeep * kChunk + warp < blocks)
-                    next[d] = g.load(lane, chunk + kDeep * kChunk + warp, kWarps, blocks);
-#pragma unroll
-                for (int i = 0; i < kAtOnce; ++i) {
-                    const int in_chunk = warp + i * kWarps, block = chunk + in_chunk;
-                    if (block >= blocks) break;
-                    float part[R];
-                    g.parts(batch, i, x, block, part);
-#pragma unroll
-                    for (int r = 0; r < R; ++r) parts.set((buffer + in_chunk * 32 + lane) * R + r, part[r]);
-                    scales.set(buffer + in_chunk * 32 + lane, batch.scale[i]);
-                }
-                __syncthreads();
-                if (threadIdx.x < 32 * R) {
-                    const int count = blocks - chunk < kChunk ? blocks - chunk : kChunk;
-#pragma unroll 8
-                    for (int i = 0; i < count; ++i) {
-                        const u32 two = scales.get(buffer + i * 32 + threadIdx.x / R);
-                        const float scale = float_of_half(R == 2 ? two >> (threadIdx.x % 2 * 16) : two);
-                        const float power = float_of(x.template get_as<u32>((chunk + i) * kDigitBytes));
-                        s = fused(parts.get((buffer + i * 32) * R + threadIdx.x), scale * power, s);
-                    }
-                }
-            }
-        if (threadIdx.x < 32 * R) write_out(a, row0 + threadIdx.x, s);
-    }
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    q4_gemv<R, kLeaves>(cta, a, [] { asm volatile("griddepcontrol.wait;" ::: "memory"); });
 }
-template <int R, int kDeep, bool kPdl>
-void gemv_deep_variant(const LinearArgs& a, cudaStream_t stream) {
-    const auto kernel = a.num_leaves == 8 ? gemv_deep<R, true, kDeep, kPdl> : gemv_deep<R, false, kDeep, kPdl>;
-    const int shared = shared_of(a, R);
-    static int most[2];
-    int& seen = most[a.num_leaves == 8];
-    if (shared > seen) {
-        CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-        seen = shared;
-    }
-    cudaLaunchConfig_t config{};
-    config.gridDim = a.rows / kPanelRows * (2 / R), config.blockDim = 256, config.dynamicSmemBytes = shared,
-    config.stream = stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = kPdl ? 1 : 0;
-    CHECK(cudaLaunchKernelEx(&config, kernel, a));
+template <int R>
+void gemv_early_variant(const LinearArgs& a, cudaStream_t stream) {
+    launch_early(a.num_leaves == 8 ? gemv_early<R, true> : gemv_early<R, false>, a, blocks_of(a, R), shared_of(a, R),
+                 stream);
 }
 
 struct TileVariant {
@@ -523,11 +428,6 @@ struct TileVariant {
     void (*run)(const LinearArgs&);
     bool swizzled = false;
 };
-struct GemvVariant {
-    const char* name;
-    void (*run)(const LinearArgs&, cudaStream_t);
-};
-
 int main(int argc, char** argv) {
     const bool quick = argc > 1 && !std::strcmp(argv[1], "quick");
     cudaDeviceProp p;
@@ -541,11 +441,11 @@ int main(int argc, char** argv) {
         {"3 groups, fed", fed_variant<3, false>, true},
     };
     const GemvVariant gemvs[] = {
-        {"prototype, 1 row a lane", [](const LinearArgs& a, cudaStream_t s) { gemv(a, 1, s); }},
-        {"prototype, 2 rows a lane", [](const LinearArgs& a, cudaStream_t s) { gemv(a, 2, s); }},
-        {"1 row, 1 deep, PDL", gemv_deep_variant<1, 1, true>},
-        {"2 rows, 1 deep, PDL", gemv_deep_variant<2, 1, true>},
-        {"ring of 16, PDL", gemv_variant<16, true>},
+        kGemvs[0],
+        kGemvs[1],
+        {"1 row, early", gemv_early_variant<1>},
+        {"2 rows, early", gemv_early_variant<2>},
+        {"ring of 16, early", gemv_ring_variant},
     };
     const auto with_digits = [&](Layer& l, const TileVariant& v) {  // made anew, not timed
         LinearArgs args = l.for_kind(kWgmma);
@@ -576,51 +476,11 @@ int main(int argc, char** argv) {
         }
     std::printf("bits: %s\n", bad ? "DIFFERENT" : "all equal");
     if (quick) return bad != 0;
-    const std::size_t big = std::size_t{1} << 31;
-    u8 *from = allocated<u8>(big), *to = allocated<u8>(big);
-    random_words<<<1024, 256>>>(reinterpret_cast<u32*>(from), big / 4, 1);
-    const double copied =
-        2.0 * big / seconds([&](int) { CHECK(cudaMemcpyAsync(to, from, big, cudaMemcpyDeviceToDevice)); }, 3);
+    const double copied = copied_per_s();
     std::printf("copy %.0f GB/s\n", copied / 1e9);
-    CHECK(cudaFree(from));
-    CHECK(cudaFree(to));
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
-    struct Shape {
-        const char* name;
-        int rows, columns, leaves;
-    };
-    for (const Shape& s :
-         {Shape{"8B qkv", 6144, 4096, 1}, Shape{"8B o", 4096, 4096, 8}, Shape{"8B gate+up", 28672, 4096, 1},
-          Shape{"8B down", 4096, 14336, 8}, Shape{"8B head", 128256, 4096, 1}, Shape{"0.5B qkv", 1152, 896, 1},
-          Shape{"0.5B o", 896, 896, 8}, Shape{"0.5B gate+up", 9728, 896, 1}, Shape{"0.5B down", 896, 4864, 8}}) {
-        const std::size_t bytes = std::size_t(s.rows) * s.columns / 32 * 18;
-        const int sets = static_cast<int>(std::min<std::size_t>(300, (std::size_t{400} << 20) / bytes + 2));
-        std::vector<Layer> layers;
-        for (int i = 0; i < sets; ++i) layers.emplace_back(s.rows, s.columns, 1, s.leaves, 100u + i);
-        for (const auto& v : gemvs) {
-            cudaGraph_t graph;
-            cudaGraphExec_t exec;
-            CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-            for (const Layer& l : layers) v.run(l.a, stream);
-            CHECK(cudaStreamEndCapture(stream, &graph));
-            CHECK(cudaGraphInstantiate(&exec, graph, 0));
-            CHECK(cudaGraphLaunch(exec, stream));
-            CHECK(cudaStreamSynchronize(stream));
-            std::vector<double> all;
-            for (int i = 0; i < 7; ++i) {
-                const auto begin = std::chrono::steady_clock::now();
-                for (int k = 0; k < 5; ++k) CHECK(cudaGraphLaunch(exec, stream));
-                CHECK(cudaStreamSynchronize(stream));
-                all.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 5 /
-                              sets);
-            }
-            std::sort(all.begin(), all.end());
-            std::printf("gemv %-13s %-26s %8.2f us %6.0f GB/s %5.1f %%\n", s.name, v.name, all[3] * 1e6,
-                        bytes / all[3] / 1e9, 100 * bytes / all[3] / copied);
-        }
-        for (Layer& l : layers) l.release();
-    }
+    for (const Shape& s : kShapes) measure_gemv(s, gemvs, stream, copied);
     for (const Shape& s :
          {Shape{"8B gate+up", 28672, 4096, 1}, Shape{"8B down", 4096, 14336, 8}, Shape{"8B qkv", 6144, 4096, 1},
           Shape{"8B o", 4096, 4096, 8}, Shape{"0.5B gate+up", 9728, 896, 1}})
