@@ -99,14 +99,14 @@ def document() -> dict[str, Any]:
 
 
 def request_schema(route: str) -> dict[str, Any]:
-    """JSON Schema of a route's body, with the fields that are not refused. Others are not allowed."""
+    """JSON Schema of a route's body, with the fields that are not refused. Others are allowed with null alone."""
     fields = fields_of(route)
     taken = [field for field in fields.values() if field.kind != "refused"]
     return {
         "type": "object",
         "properties": {field.name: _property(field) for field in taken},
         "required": [field.name for field in taken if field.required],
-        "additionalProperties": False,
+        "additionalProperties": {"type": "null"},
     }
 
 
