@@ -4,6 +4,7 @@ Covers: karat.checkpoint.gguf.writer, karat.convert.conversion, karat.convert.me
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
 from karat.engine.llm import LLM
-from karat.errors import UsageError
+from karat.errors import TokenizerError, UsageError
 from karat.models.opening import open_gguf, open_model
 from karat.models.registry import find_weights, read_config
 from karat.ops.native import native, unavailable_reason
@@ -152,6 +153,40 @@ class TestTokenizers:
 
     def test_sentence_piece(self, data_dir: Path, tmp_path: Path) -> None:
         self.same(data_dir / "stories260k", tmp_path / "a.gguf", 2000)
+
+    @pytest.mark.parametrize("split", [True, False])
+    @pytest.mark.parametrize("scheme", ["always", "first", "never"])
+    def test_metaspace(self, scheme: str, split: bool, data_dir: Path, tmp_path: Path) -> None:
+        """Of Mistral's folders and Llama 2's newer ones; other engines put one space more before what begins so."""
+        folder = self.with_metaspace(data_dir, tmp_path, prepend_scheme=scheme, split=split)
+        self.same(folder, tmp_path / "a.gguf", 500)
+        ours, expected = Tokenizer.of(open_model(tmp_path / "a.gguf")), Tokenizer.from_folder(folder)
+        for text in ("", " ", "  a", " a", "a", "</s>a", "a</s> b</s>c</s>", "▁a", "<s> <s>a  b "):
+            assert ours.encode(text) == expected.encode(text), text
+            assert ours.decode(ours.encode(text)) == expected.decode(expected.encode(text))
+        done = convert(open_model(folder), tmp_path / "b.gguf", MIXES["F16"])
+        assert any("no word for Metaspace" in warning for warning in done.warnings) == (scheme != "never")
+        assert open_model(tmp_path / "a.gguf").warnings == ()
+
+    def test_metaspace_that_cuts_what_its_merges_join(self, data_dir: Path, tmp_path: Path) -> None:
+        folder = self.with_metaspace(data_dir, tmp_path, prepend_scheme="always", split=True)
+        state = json.loads((folder / "tokenizer.json").read_text())
+        state["model"]["merges"].append(["s", "▁"])
+        state["model"]["vocab"]["s▁"] = state["model"]["vocab"].pop("z")
+        state["model"]["merges"] = [m for m in state["model"]["merges"] if "z" not in "".join(m)]
+        (folder / "tokenizer.json").write_text(json.dumps(state))
+        with pytest.raises(TokenizerError, match="cuts at spaces, and merges over them"):
+            convert(open_model(folder), tmp_path / "a.gguf", MIXES["F16"])
+
+    def with_metaspace(self, data_dir: Path, tmp_path: Path, **options: Any) -> Path:
+        folder = Path(shutil.copytree(data_dir / "stories260k", tmp_path / "folder"))
+        state = json.loads((folder / "tokenizer.json").read_text())
+        state["normalizer"] = None
+        state["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", **options}
+        if options["prepend_scheme"] == "never":
+            state["decoder"]["decoders"] = [step for step in state["decoder"]["decoders"] if step["type"] != "Strip"]
+        (folder / "tokenizer.json").write_text(json.dumps(state))
+        return folder
 
     def test_rows_without_a_token_are_unused(self, tmp_path: Path) -> None:
         convert(open_model(folder_of(tmp_path / "model")), tmp_path / "a.gguf", MIXES["F32"])

@@ -11,6 +11,7 @@ from karat.config import ModelConfig
 from karat.convert.metadata import Pairs
 from karat.errors import TokenizerError
 from karat.models.end_tokens import stated_end_ids
+from karat.text.gguf_tokenizer import SPACE_PREFIX
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from karat.text.sentence_piece import ranked_merges
 from karat.text.tokenizer_files import TokenizerFiles
@@ -19,6 +20,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _GPT2 = PRE_TOKENIZERS["gpt-2"].patterns[0]
 _DIGIT = PRE_TOKENIZERS["smollm"].patterns[0]
+_PREPEND = {"type": "Prepend", "prepend": "▁"}
+_REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _ROLES = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -46,10 +49,13 @@ def tokenizer_pairs(
         raise _unsupported(f"a {model['type']} model")
     merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
     tokens, types = _tokens(state, model, config.vocab_size)
+    scores: list[float] | None = None
+    lost: list[str] = []
     if model["byte_fallback"]:
-        kind, scores = _sentence_piece(state, model, tokens, types, merges)
+        kind, lost = _space_prefix(state, merges)
+        scores = _scores(tokens, types, merges)
     else:
-        kind, scores = _byte_level(state, model, tokens, merges), None
+        kind = _byte_level(state, model, tokens, merges)
     pairs = [
         ("tokenizer.ggml.model", string("llama" if scores else "gpt2")),
         *kind,
@@ -64,7 +70,7 @@ def tokenizer_pairs(
         ("tokenizer.chat_template" if name == "default" else f"tokenizer.chat_template.{name}", string(source))
         for name, source in files.templates.items()
     ]
-    return pairs, [*left_out, *_left_out(state)]
+    return pairs, [*lost, *left_out, *_left_out(state)]
 
 
 def _tokens(state: Mapping[str, Any], model: Mapping[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
@@ -121,20 +127,29 @@ def _patterns(state: Mapping[str, Any] | None) -> list[str]:
     raise _unsupported(f"the pre-tokenizer {' > '.join(step['type'] for step in steps) or 'none'}")
 
 
-def _sentence_piece(
-    state: Mapping[str, Any],
-    model: Mapping[str, Any],
-    tokens: Sequence[str],
-    types: Sequence[int],
-    merges: Sequence[tuple[str, str]],
-) -> tuple[Pairs, list[float]]:
-    """The pairs, and scores [tokens] that make SentencePiece merge in the order of `merges`."""
-    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    prepend = {"type": "Prepend", "prepend": "▁"}
-    normalizer = state["normalizer"] or {}
-    steps = normalizer.get("normalizers", [normalizer])
-    if steps not in ([prepend, replace], [replace]) or state["pre_tokenizer"] is not None:
+def _space_prefix(state: Mapping[str, Any], merges: Sequence[tuple[str, str]]) -> tuple[Pairs, list[str]]:
+    """How SentencePiece writes spaces, and which texts get one before them; and warnings."""
+    normalizer, cuts = state["normalizer"], state["pre_tokenizer"]
+    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    if cuts is None and steps in ([_PREPEND, _REPLACE], [_REPLACE]):
+        return [("tokenizer.ggml.add_space_prefix", scalar("BOOL", steps[0] == _PREPEND))], []
+    if steps or cuts is None or (cuts["type"], cuts.get("replacement")) != ("Metaspace", "▁"):
         raise _unsupported("a SentencePiece model with another normalizer than ▁ for spaces")
+    if cuts["split"] and any("▁" in (left + right)[1:] for left, right in merges):
+        raise _unsupported("a Metaspace that cuts at spaces, and merges over them")
+    scheme = cuts["prepend_scheme"]
+    has_prefix = ("tokenizer.ggml.add_space_prefix", scalar("BOOL", scheme != "never"))
+    if scheme == "never":
+        return [has_prefix], []
+    others = {"always": "", "first": ", and none after a control token"}[scheme]
+    return [has_prefix, (SPACE_PREFIX, string(scheme))], [
+        f"GGUF has no word for Metaspace, which puts no space before a text that begins with one{others}: Karat reads "
+        f"it from {SPACE_PREFIX}, and llama.cpp puts one more there"
+    ]
+
+
+def _scores(tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]) -> list[float]:
+    """Scores [tokens] that make SentencePiece merge in the order of `merges`."""
     score = dict.fromkeys(tokens, 0.0)
     rank = 0
     for left, right in merges:
@@ -145,7 +160,7 @@ def _sentence_piece(
     scores = [score[token] for token in tokens]
     if ranked_merges(ids, types, scores) != list(merges):
         raise _unsupported("merges in an order that no scores give")
-    return [("tokenizer.ggml.add_space_prefix", scalar("BOOL", steps[0] == prepend))], scores
+    return scores
 
 
 def _special(

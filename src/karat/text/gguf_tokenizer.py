@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, processors
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.wording import listed, shown
@@ -37,6 +37,9 @@ _KNOWN = frozenset(
     prefix_token_id suffix_token_id middle_token_id token_type_count
     """.split()
 )
+# Karat's own key, which its converter writes: "always" or "first", as Metaspace of the tokenizers library has them. The
+# space before a text is then left out where the text begins with one; with "first" also after an added token.
+SPACE_PREFIX = "tokenizer.karat.space_prefix"
 _OTHER = frozenset({"tokenizer.huggingface.json", "tokenizer.chat_templates"})  # the same once more, and names
 # Keys of other kinds of tokenizer; with these values they change nothing.
 _NEUTRAL: Mapping[str, object] = {"remove_extra_whitespaces": False, "add_sep_token": False}
@@ -102,6 +105,7 @@ def _unread(metadata: Metadata, kind: str) -> list[str]:
     start = "tokenizer.ggml."
     idle = {"merges"} if kind == "llama" else {"add_space_prefix"}
     known = _OTHER | {f"{start}{name}" for name in (_KNOWN | _NEUTRAL.keys()) - idle}
+    known |= {SPACE_PREFIX} if kind == "llama" else set()
     found = [
         key
         for key in metadata.values
@@ -195,7 +199,16 @@ def _sentence_piece(
             "convert the model again"
         )
     has_prefix = metadata.get(bool, "tokenizer.ggml.add_space_prefix", True)
-    return sentence_piece(vocabulary, scores, frame, place, has_prefix=has_prefix)
+    backend, merging = sentence_piece(vocabulary, scores, frame, place, has_prefix=has_prefix)
+    if (scheme := metadata.optional(str, SPACE_PREFIX)) is not None:
+        if scheme not in ("always", "first") or not has_prefix or merging is not None:
+            raise TokenizerError(
+                f"{place}: {SPACE_PREFIX} is {shown(scheme)}; expected always or first, add_space_prefix, and scores "
+                "that do not tie; convert the model again"
+            )
+        backend.normalizer = None
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    return backend, merging
 
 
 def _frame(
