@@ -60,8 +60,7 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         )
         if talk.shows_special:
             given["skip_special_tokens"] = False
-    loose = [f"tools.{name}.format" for name in calling.loose_texts(dialect)]
-    return Prepared(prompt, talk, given, (*asked.unused, *unheeded, *unused, *loose, *tools.dropped))
+    return Prepared(prompt, talk, given, (*asked.unused, *unheeded, *unused, *tools.dropped))
 
 
 def _ending(prompt: str, asked: ChatRequest, dialect: Dialect) -> str:

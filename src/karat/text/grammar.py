@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
+from karat.text.json_lark import written
 from karat.text.schema_rewriting import MAX_WHOLE, rewritten
 from karat.text.tokenizer import Tokenizer
-from karat.text.tools.grammar import CallGrammar, lark_of
+from karat.text.tools.grammar import WHITESPACE, CallGrammar, lark_of
 
 MASK_THREADS = 1  # of all sequences together, beside the kernels
 MAX_DEPTH = 32  # of a schema
@@ -28,8 +29,6 @@ MAX_PROPERTIES = 400  # of an object, in the order of a schema
 MAX_RULES = 500  # definitions of a grammar: the compiler follows them by recursion
 # llguidance would choose the tokens of a text that is forced, instead of the model.
 _HEADER = '%llguidance {"no_forcing": true}\n'
-# A space, or a line end with its indentation: white space cannot go on for ever.
-_WHITESPACE = r"[ ]|\n[ \t]{0,32}"
 _REPEAT = re.compile(r"(.?)(?:\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?)")
 _FAULTS = {  # how llguidance's errors begin, the keyword that they are about, and what is told instead of them
     "Invalid type:": ("type", None),
@@ -226,7 +225,7 @@ def _source(form: StructuredOutputs, tokenizer: Tokenizer) -> tuple[str, str]:
     """The name of the field that is given, and llguidance's grammar for it."""
     if form.tool_calls is not None:
         asked = CallGrammar.decoded(form.tool_calls)
-        return "tool_calls", _lark(lark_of(asked, tokenizer, _checked, lambda other: _term(other)[1]))
+        return "tool_calls", _lark(lark_of(asked, tokenizer, _checked, lambda other: _term(other)[1], _in_json))
     if form.grammar is not None:
         _check_grammar(form.grammar)
         return "grammar", _lark(form.grammar)
@@ -251,6 +250,12 @@ def _term(form: StructuredOutputs) -> tuple[str, str]:
     return "grammar", f"%lark {{\n{form.grammar}\n}}"
 
 
+def _in_json(form: StructuredOutputs) -> str:
+    """A term for what JSON writes between quotes for a text of this form."""
+    _term(form)  # refuses what is too large
+    return f"%lark {{\n{written(form)}\n}}"
+
+
 def _check_grammar(grammar: str) -> None:
     if found := _DIRECTIVE.search(grammar):
         raise RequestError(
@@ -266,7 +271,7 @@ def _check_grammar(grammar: str) -> None:
 
 
 def _with_options(schema: Mapping[str, Any]) -> dict[str, Any]:
-    options: Any = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
+    options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
     return {**rewritten(schema), "x-guidance": options}
 
 

@@ -274,13 +274,13 @@ def _taken(expression: str, names: Sequence[str], text: str) -> bool:
     """Whether an object whose names fit the expression, and are none of `names`, may begin with `text`."""
     schema = {"type": "object", "properties": dict.fromkeys(names, False), "patternProperties": {expression: {}}}
     source = json.dumps({**schema, "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}})
-    matcher = LLMatcher(_bytes(), LLMatcher.grammar_from_lark(f"start: %json {source}"), log_level=0)
+    matcher = LLMatcher(byte_tokenizer(), LLMatcher.grammar_from_lark(f"start: %json {source}"), log_level=0)
     wanted = list(("{" + text).encode())
     return matcher.is_error() or matcher.try_consume_tokens(wanted) == len(wanted)
 
 
 @cache
-def _bytes() -> LLTokenizer:
+def byte_tokenizer() -> LLTokenizer:
     """A tokenizer of bytes."""
     return LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
 

@@ -10,7 +10,6 @@ from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.text.schema_closing import closed
 from karat.text.tools.dialect import Dialect
-from karat.text.tools.format import ToolFormat
 from karat.text.tools.grammar import CallGrammar, Tool
 
 Mode = Literal["auto", "none", "required"]
@@ -33,9 +32,9 @@ class Offer:
         given = self.parameters or {"properties": {}}
         return closed(given) if self.strict else given
 
-    def text_in(self, form: ToolFormat) -> dict[str, str] | UnsetType:
-        """The form of the argument, where a format can keep to it. A grammar of text is none of the text in JSON."""
-        if self.text is None or (self.text.regex is None and form.shape.parameter is None):
+    def kept_text(self) -> dict[str, str] | UnsetType:
+        """The form of the argument, in a field of StructuredOutputs."""
+        if self.text is None:
             return UNSET
         return {"regex": self.text.regex} if self.text.regex is not None else {"grammar": str(self.text.grammar)}
 
@@ -93,17 +92,13 @@ class Calling:
             return answer
         if self.must_call:
             answer = None
-        is_strict = any(
-            offer.strict or (dialect.form is not None and offer.text_in(dialect.form) is not UNSET)
-            for offer in self.offers
-        )
+        is_strict = any(offer.strict or offer.text is not None for offer in self.offers)
         if not (self.must_call or self.single or self.is_part or is_strict or answer is not None):
             return None
         assert dialect.form is not None
         bind = self.must_call or dialect.form.shape.keywords
         tools = [
-            Tool(each.name, each.bound() if bind or each.strict else None, each.text_in(dialect.form))
-            for each in self.offers
+            Tool(each.name, each.bound() if bind or each.strict else None, each.kept_text()) for each in self.offers
         ]
         asked = CallGrammar.of(
             dialect,
@@ -119,14 +114,6 @@ class Calling:
     def schemas(self) -> dict[str, dict[str, Any] | None]:
         """The schemas of parameters by the names of the tools that may be called."""
         return {offer.name: offer.parameters for offer in self.offers}
-
-    def loose_texts(self, dialect: Dialect) -> tuple[str, ...]:
-        """The names of tools whose text has a form that calls of this dialect cannot keep to."""
-        return tuple(
-            offer.name
-            for offer in self.offers
-            if offer.text is not None and dialect.form is not None and offer.text_in(dialect.form) is UNSET
-        )
 
     def shows_marks(self, dialect: Dialect) -> bool:
         """Whether texts must show special tokens, for some of them are marks of calls or of reasoning."""

@@ -31,6 +31,8 @@ _OF_NAMES = frozenset(
     "if then else not dependentSchemas dependentRequired".split()
 )
 _ANY_TEXT = r"/(?s:.*)/"
+# In JSON: a space, or a line end with its indentation. White space cannot go on for ever.
+WHITESPACE = r"[ ]|\n[ \t]{0,32}"
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,14 +118,16 @@ def lark_of(
     tokenizer: Tokenizer,
     checked: Callable[[Schema], Schema],
     term: Callable[[StructuredOutputs], str],
+    in_json: Callable[[StructuredOutputs], str],
 ) -> str:
     """The grammar in llguidance's Lark syntax. `checked` adds the compiler's options to a schema, or refuses it.
 
-    `term` makes a form that is no calls a term of a grammar, or refuses it.
+    `term` makes a form that is no calls a term of a grammar, or refuses it; `in_json` makes the form of a text one of
+    what JSON writes between quotes for it.
     """
     form = FORMATS[asked.form]
     terms = _Terms(tokenizer)
-    rules = dict(_calls(asked, form.shape, terms, checked, term))
+    rules = dict(_calls(asked, form.shape, terms, checked, term, in_json))
     if asked.must_call:
         rules["body"] = "calls"
     elif (other := asked.other) is not None:
@@ -161,17 +165,15 @@ def _calls(
     terms: _Terms,
     checked: Callable[[Schema], Schema],
     term: Callable[[StructuredOutputs], str],
+    in_json: Callable[[StructuredOutputs], str],
 ) -> Iterator[tuple[str, str]]:
     """The rules `call`, and `calls` for an answer that consists of calls."""
     for number, tool in enumerate(asked.tools):
         head, tail = terms(shape.before + tool.name + shape.between), terms(shape.after)
         yield f"call_{number}", f"{head} arguments_{number} {tail}"
         if tool.text is not UNSET:
-            tool, made = _of_text(tool, shape, f"arguments_{number}", term)
-            if made:
-                yield from made
-                continue
-        if shape.keywords:
+            yield from _of_text(tool, shape, f"arguments_{number}", term, in_json)
+        elif shape.keywords:
             yield from _keywords(f"arguments_{number}", tool, checked)
         elif shape.parameter is not None:
             yield from parameters(f"arguments_{number}", tool.name, _of_bound(tool), shape.parameter, checked)
@@ -241,29 +243,37 @@ def _object_schema(tool: Tool) -> Schema:
 
 
 def _of_text(
-    tool: Tool, shape: Shape, rule: str, term: Callable[[StructuredOutputs], str]
-) -> tuple[Tool, list[tuple[str, str]]]:
-    """The rules for the argument `input` of a form; none where it stands in JSON, and the tool with a schema for it."""
+    tool: Tool,
+    shape: Shape,
+    rule: str,
+    term: Callable[[StructuredOutputs], str],
+    in_json: Callable[[StructuredOutputs], str],
+) -> Iterator[tuple[str, str]]:
+    """The rules for the argument `input` of a form. RequestError, which names the tool, for one that is refused."""
     assert tool.text is not UNSET
     form = StructuredOutputs(**tool.text)  # type: ignore[arg-type]
+    try:
+        text = term(form) if shape.parameter is not None else in_json(form)
+    except RequestError as error:
+        raise RequestError(f"the text of the tool {tool.name}: {error}", param=error.param) from error
     if shape.parameter is None:
-        if form.regex is None:
-            raise RequestError(f"the tool {tool.name} has a text of a grammar, which is none of the text in JSON")
-        term(form)  # refuses what is too large
-        value = {"type": "string", "pattern": f"^(?:{form.regex})$"}
-        schema = {
-            "type": "object",
-            "properties": {"input": value},
-            "required": ["input"],
-            "additionalProperties": False,
-        }
-        return Tool(tool.name, schema), []
+        space, upper = f"(/{WHITESPACE}/)?", rule.upper()
+        head = (_json("{"), space, _json('"input"'), space, _json(":"), space)
+        yield f"{upper}_BEGIN", " ".join([*([_json("input=")] if shape.keywords else head), _json('"')])
+        yield f"{upper}_END", " ".join([_json('"'), *(() if shape.keywords else (space, _json("}")))])
+        yield f"{rule}_text", text
+        yield rule, f"{upper}_BEGIN {rule}_text {upper}_END"
+        return
     before, between, after = shape.parameter
     begin, end = _json(f"{before}input{between}"), _json(after)
     if form.regex is None:
-        return tool, [(f"{rule}_text", term(form)), (rule, f"{begin} {rule}_text {end}")]
-    name = f"{rule}_text".upper()
-    return tool, [(name, term(form)), (f"{rule}_text[lazy]", f"{name} {end}"), (rule, f"{begin} {rule}_text")]
+        yield f"{rule}_text", text
+        yield rule, f"{begin} {rule}_text {end}"
+    else:
+        name = f"{rule}_text".upper()
+        yield name, text
+        yield f"{rule}_text[lazy]", f"{name} {end}"
+        yield rule, f"{begin} {rule}_text"
 
 
 def _of_bound(tool: Tool) -> Schema | None:
