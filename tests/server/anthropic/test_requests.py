@@ -25,6 +25,19 @@ def refused(**given: Any) -> ApiError:
     return caught.value
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_claude_codes_line_of_accounting_is_left_out_and_named(parts: int) -> None:
+    """It has other numbers in each request, so no prefix would be shared."""
+    line, told = "x-anthropic-billing-header: cc_version=2.1.197; cch=36ee5;", "be kind"
+    system: Any = f"{line}\n{told}" if parts == 1 else [{"type": "text", "text": text} for text in (line, told)]
+    asked = read(system=system)
+    assert asked.chat.messages[0] == {"role": "system", "content": told}
+    assert asked.without_effect == ("system.x-anthropic-billing-header",)
+    assert read(system=line).chat.messages == [USER]
+    later = read(system=f"{told}\n{line}")
+    assert later.chat.messages[0]["content"] == f"{told}\n{line}" and later.without_effect == ()
+
+
 def test_the_conversation_becomes_that_of_templates() -> None:
     mark = {"type": "ephemeral"}
     asked = read(

@@ -1,5 +1,6 @@
 """Messages of Anthropic's protocol made into those of templates, with all checks."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from karat.server.openai.messages import (
     unknown,
 )
 
+_ACCOUNTING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 _ROLES = ("user", "assistant", "system")
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "text": ("text",),
@@ -62,6 +64,18 @@ class Contents:
     def text(self, content: object, where: str) -> Content:
         """The content as a text or as parts of text, as in chat completions."""
         return content_of([block["text"] for block in self._blocks(content, where, ("text",))])
+
+    def system(self, content: object) -> Content:
+        """As `text`, without the line of accounting that Claude Code puts first. It is noted.
+
+        Its numbers are others in each request: no prompt would begin as one before it, and none would be shared.
+        """
+        texts = [block["text"] for block in self._blocks(content, "system", ("text",))]
+        if line := _ACCOUNTING.match(texts[0]):
+            self._unused["system.x-anthropic-billing-header"] = None
+            rest = texts[0][line.end() :]
+            texts[:1] = [rest] if rest else []
+        return content_of(texts)
 
     def _message(self, message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         role = message.get("role")

@@ -33,7 +33,7 @@ def read_message(content: bytes, route: str) -> MessageRequest:
     values, contents = body.values, Contents()
     messages = contents.messages(values["messages"])
     continues = messages[-1]["role"] == "assistant"
-    if system := contents.text(values["system"], "system") if "system" in values else "":
+    if system := contents.system(values["system"]) if "system" in values else "":
         messages.insert(0, {"role": "system", "content": system})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
     form, level, unused = structure(values)
