@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -152,6 +153,51 @@ def test_arguments_without_a_schema_are_any_object() -> None:
     assert not takes('<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>', "hermes", tools=free)
 
 
+TEXTS: dict[str, dict[str, str]] = {
+    "grammar": {
+        "grammar": r"""
+        start: LINE~1..3 "\"end\\" | "(" start ")"
+        LINE: /[a-z"\\\t\x01]{1,6}/ LF
+        %import common.LF
+    """
+    },
+    "regex": {"regex": r'([a-z"\\\t\x01]{1,6}\n){1,3}"end\\'},
+}
+FITTING = re.compile(r'\(*([a-z"\\\t\x01]{1,6}\n)+"end\\\)*')
+
+
+@given(st.sampled_from(FORM_NAMES), st.sampled_from(sorted(TEXTS)), st.booleans(), st.integers(0))
+def test_the_text_of_a_tool_keeps_to_its_form_in_every_format(form: str, kind: str, marked: bool, seed: int) -> None:
+    tokenizer, tools = MARKED if marked else PLAIN, (Tool("write", text=TEXTS[kind]),)
+    state = begin(form, tokenizer, tools, single=True)
+    text = drawn(state, tokenizer, random.Random(seed))
+    if not state.may_end:
+        return  # it was cut
+    parser = AnswerParser(TAGS, form=FORMATS[form], tools={"write": {"properties": {"input": {"type": "string"}}}})
+    (call,) = parser.parse(text).calls
+    found = json.loads(call.arguments)
+    assert found.keys() == {"input"} and FITTING.fullmatch(found["input"]), text
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_an_argument_of_a_form_has_white_space_as_every_object(kind: str) -> None:
+    tools = (
+        Tool("f", {"properties": {"input": {"type": "string"}}, "required": ["input"]}),
+        Tool("g", text=TEXTS[kind]),
+    )
+    for value in (
+        '{"input": "%s"}',
+        '{"input":"%s"}',
+        '{ "input"\n  : "%s"\n}',
+        '{  "input": "%s"}',
+        '{"input": "%s"} ',
+        "{}",
+    ):
+        arguments = value.replace("%s", r"a\n\"end\\")
+        one, other = (f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name in "fg")
+        assert takes(one, "hermes", tools=tools) == takes(other, "hermes", tools=tools), value
+
+
 def test_names_beside_the_properties_come_if_the_schema_speaks_of_them() -> None:
     def may_have_more(**schema: Any) -> bool:
         text = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -182,6 +228,13 @@ def test_names_beside_the_properties_come_if_the_schema_speaks_of_them() -> None
 def test_what_cannot_be_kept_to_is_refused(form: str, parameters: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         begin(form, tools=(Tool("f", parameters),))
+
+
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_a_text_whose_form_is_refused_is_named_with_its_tool(form: str) -> None:
+    for text, words in (({"grammar": "start: %json {}"}, "%json"), ({"regex": "(a{1000}){1000}"}, "1e.06 times")):
+        with pytest.raises(RequestError, match=f"^the text of the tool write: .*{words}"):
+            begin(form, tools=(*TOOLS, Tool("write", text=text)))
 
 
 @pytest.mark.parametrize(
