@@ -121,16 +121,24 @@ CHARS = st.sampled_from([*'ab"\\\n\r\t\x00\x1f\x7f\x0b /nu0+-*,;(){}[]é😀', "
 @cache
 def compiled(name: str, *, in_json: bool) -> LLMatcher:
     form = FORMS[name]
-    told = written(form) if in_json else form.grammar or f"start: /{regex_to_lark(form.regex or '', '')}/"
-    made = LLMatcher(byte_tokenizer(), LLMatcher.grammar_from_lark(told), log_level=0)
+    return matcher_of(written(form) if in_json else form.grammar or f"start: /{regex_to_lark(form.regex or '', '')}/")
+
+
+def matcher_of(told: str) -> LLMatcher:
+    source = LLMatcher.grammar_from_lark(f'%llguidance {{"no_forcing": true}}\n{told}')
+    made = LLMatcher(byte_tokenizer(), source, log_level=0)
     assert not made.is_error(), made.get_error()
     return made
 
 
-def takes(name: str, text: str, *, in_json: bool = False) -> bool:
-    matcher = compiled(name, in_json=in_json).deep_copy()
-    wanted = list((json.dumps(text, ensure_ascii=False)[1:-1] if in_json else text).encode())
+def accepts(matcher: LLMatcher, text: str) -> bool:
+    matcher, wanted = matcher.deep_copy(), list(text.encode())
     return bool(matcher.try_consume_tokens(wanted) == len(wanted) and matcher.is_accepting())
+
+
+def takes(name: str, text: str, *, in_json: bool = False) -> bool:
+    matcher = compiled(name, in_json=in_json)
+    return accepts(matcher, json.dumps(text, ensure_ascii=False)[1:-1] if in_json else text)
 
 
 def drawn(name: str, rng: random.Random) -> str:
@@ -177,6 +185,51 @@ def test_a_text_keeps_to_a_grammar_exactly_if_its_json_keeps_to_the_rewritten_on
 @given(st.sampled_from(sorted(FORMS)), st.text(CHARS | st.characters(codec="utf-8"), max_size=12))
 def test_so_does_any_text(name: str, text: str) -> None:
     check(name, text)
+
+
+ATOMS = st.sampled_from(
+    [
+        *('"a"', r'"\n"', r'"\""', r'"\\"', r'"a\n"', r'"\"b"', r'"A\n"i', '""'),
+        *(
+            "/./",
+            "/[^a]/",
+            r"/[a\n]/",
+            r"/\s/",
+            "/.+/",
+            "/.*/",
+            '/[^"]*/',
+            r'/\n|"/',
+            r'/(a|\n)?"/',
+            r"/\\./",
+            "/(?s:.)b/",
+        ),
+    ]
+)
+
+
+def expressions(atoms: st.SearchStrategy[str], *, of_terminal: bool) -> st.SearchStrategy[str]:
+    def larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+        parts = st.lists(inner, min_size=2, max_size=3)
+        marks = st.sampled_from([" ", " | ", " & "] if of_terminal else [" ", " | "])
+        joined = st.builds(lambda mark, some: f"({mark.join(some)})", marks, parts)
+        repeated = st.builds("({}){}".format, inner, st.sampled_from(["*", "+", "?", "~2", "{0,2}", "{1,}"]))
+        others = [st.builds("(/(?s:.*)/ & ~{})".format, inner)] if of_terminal else []
+        return st.one_of(joined, repeated, *others)
+
+    return st.recursive(atoms, larger, max_leaves=6)
+
+
+@given(
+    expressions(ATOMS | st.just("x") | st.just("A"), of_terminal=False),
+    expressions(ATOMS | st.just("A"), of_terminal=False),
+    expressions(ATOMS, of_terminal=True),
+    st.lists(st.text('aAb"\\\n', max_size=6), min_size=8, max_size=8),
+)
+def test_so_does_any_text_for_any_grammar(start: str, inner: str, terminal: str, texts: list[str]) -> None:
+    told = f"start: {start}\nx: {inner}\nA: {terminal}"
+    plain, made = matcher_of(told), matcher_of(written(StructuredOutputs(grammar=told)))
+    for text in texts:
+        assert accepts(plain, text) == accepts(made, json.dumps(text)[1:-1]), (told, text)
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))

@@ -64,9 +64,13 @@ def sequence(parts: Sequence[Escaped]) -> Escaped:
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
     wholes = [part.whole for part in parts]
-    rests = []
+    rests: list[str] = []
+    length = left = sum(map(len, wholes))
     for number, part in enumerate(parts):
+        left -= len(part.whole)
         if part.rest is not None:
+            length += left  # before it is written: it grows with the square
+            _check_length(length)
             rests.append(_after_another([part.rest, *wholes[number + 1 :]], in_lark))
         if not part.nullable:
             break
@@ -324,6 +328,10 @@ def _times(part: Escaped, least: int, most: int | None) -> str:
 
 def _made(whole: str, rests: Sequence[str], nullable: bool, in_lark: bool) -> Escaped:
     rest = _one_of_several(rests, in_lark) if rests else None
-    if len(whole) + len(rest or "") > _MAX_LENGTH:
-        raise UnwritableError("a regex is too long")
+    _check_length(len(whole) + len(rest or ""))
     return Escaped(whole, rest, nullable, in_lark)
+
+
+def _check_length(length: int) -> None:
+    if length > _MAX_LENGTH:
+        raise UnwritableError("a regex is too long")
