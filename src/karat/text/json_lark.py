@@ -116,7 +116,7 @@ class _Rewriting:
             case syntax.Repeated(part, least, most):
                 return repeated(self._terminal(part), least, most)
             case syntax.Text(text, flags):
-                return sequence([of_regex(_quoted(text), flags)]) if flags else literal(text)
+                return of_regex(_quoted(text), flags) if flags else literal(text)
             case syntax.Range(first, last):
                 return one_of(f"[{_quoted(first)}-{_quoted(last)}]")
             case syntax.Regex(text, flags):
