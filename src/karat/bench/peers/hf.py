@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from karat.bench.peers.api import PeerModel
 from karat.bench.sides import Prompt, Sample
+from karat.check.record.hf import word_for_cache
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}  # anything else: float32
 
@@ -32,6 +33,7 @@ class Transformers:
                 values = model.stored(name).to_array(np.dtype(np.float32))
                 parameter.copy_(torch.from_numpy(values))
         self._cache: Any = None
+        self._word = word_for_cache(self._model)
         self.details: dict[str, object] = {
             "threads": model.num_threads,
             "dtype": str(dtype).removeprefix("torch."),
@@ -73,7 +75,7 @@ class Transformers:
     def _advance(self, ids: torch.Tensor) -> None:
         """One forward pass over new tokens [seqs, tokens]; keeps the likeliest next tokens for the next pass."""
         with torch.inference_mode():
-            out = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+            out = self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._word: self._cache})
             self._next = out.logits[:, -1:].argmax(-1)
 
 

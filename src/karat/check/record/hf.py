@@ -5,6 +5,7 @@ model's own `apply_rotary_pos_emb`. Scores and weights are the argument and the 
 attention.
 """
 
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -51,6 +52,11 @@ def load_hf(path: str, dtype: FloatName | None = None) -> Any:
     ).eval()
 
 
+def word_for_cache(model: Any) -> str:
+    """What a transformers model calls its cache: `cache` since 5.24, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, cache: Any = None) -> Trace:
     """Run `model` (transformers, eager attention) over one sequence and record it. `cache`: an empty cache to use.
 
@@ -67,7 +73,7 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
     recorder = Recorder(selection)
     ids = list(steps.prompt)
     starts: list[int] = []
-    past = cache
+    past, word = cache, word_for_cache(model)
     done = 0
     with torch.no_grad(), recorder.on(model):
         while done < total:
@@ -75,8 +81,8 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
                 ids.append(recorder.last_argmax)
             stop = steps.stop_after(done)
             recorder.end = stop
-            outputs = model(torch.tensor([ids[done:stop]]), past_key_values=past, use_cache=True)
-            past = outputs.past_key_values
+            outputs = model(torch.tensor([ids[done:stop]]), use_cache=True, **{word: past})
+            past = outputs[word]
             starts.append(done)
             done = stop
     arrays = recorder.arrays(total)
