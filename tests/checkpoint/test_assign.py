@@ -247,7 +247,7 @@ class TestReasons:
             ("model.layers.0.self_attn.q_proj.weight_scale_inv", "a quantised model's"),
             ("blk.0.attn_q.weight", "GGUF names"),
             ("layers.0.attention.wq.weight", "the names of Meta's and Mistral's own releases"),
-            ("model.layers.0.self_attn.qkv_proj.weight", "projections are fused"),
+            ("model.layers.0.self_attn.query_key_value.weight", "projections are fused"),
             ("model.layers.0.block_sparse_moe.gate.weight", "a mixture-of-experts model's"),
             ("model.layers.0.mlp.experts.0.down_proj.weight", "a mixture-of-experts model's"),
             ("vision_tower.patch.weight", "a multimodal model's"),

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from karat.checkpoint.joins import joins_of
 from karat.checkpoint.mismatch import likely_reason
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.checkpoint.wording import listed, shown
@@ -28,17 +29,21 @@ def assign(
     """The weight of each spec, by `spec.source`. No weight is read, except both copies of a tied one.
 
     `tied` maps an alias to the source that config.json ties it to. The alias may be absent. If it is present, its type,
-    shape and bytes must equal the source's. A spec that names an alias gets the source's weight. Raises one
-    CheckpointError that lists every missing, unexpected and misshapen tensor, with the likely reason.
+    shape and bytes must equal the source's. A spec that names an alias gets the source's weight. Specs whose tensors
+    are stored as one get its rows (karat.checkpoint.joins). Raises one CheckpointError that lists every missing,
+    unexpected and misshapen tensor, with the likely reason.
     """
     sources = [spec.source for spec in specs]
     assert len(set(sources)) == len(sources), "two layers need the same tensor"
     assert set(tied.values()) <= set(sources), "a tie to a tensor that no layer needs"
     stored = checkpoint.weights
+    joins = joins_of(specs, stored)
+    parts = {part.source for join in joins for part in join.parts}
+    wanted = [*(spec for spec in specs if spec.source not in parts), *(join.spec for join in joins)]
     assigned: dict[str, Weight] = {}
     missing: list[WeightSpec] = []
     misshapen: list[str] = []
-    for spec in specs:
+    for spec in wanted:
         weight = stored.get(tied.get(spec.source, spec.source))
         if weight is None:
             if spec.source not in tied:
@@ -49,14 +54,16 @@ def assign(
             )
         else:
             assigned[spec.source] = weight
-    expected = {*sources, *tied}
+    expected = {*(spec.source for spec in wanted), *tied}
     unexpected = [name for name in stored if name not in expected and not ignorable(name)]
     if missing or unexpected or misshapen:
         raise CheckpointError(_describe(checkpoint, missing, unexpected, misshapen))
     for alias, source in tied.items():
         if alias in stored:
             _check_tie(stored[alias], stored[source])
-    return assigned
+    for join in joins:
+        assigned |= join.parted(assigned[join.spec.source])
+    return {source: assigned[source] for source in sources}
 
 
 def _check_tie(alias: Weight, source: Weight) -> None:

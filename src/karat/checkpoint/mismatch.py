@@ -21,7 +21,7 @@ _KINDS: Sequence[tuple[str, str]] = (
     ),
     (
         r"(qkv_proj|gate_up_proj|query_key_value|c_attn|W_pack)\.",
-        "projections are fused here, as in Phi-3 or GPT-2, which Karat does not read: use a model of a family it has",
+        "projections are fused here in a way that Karat does not read: use a model of a family it has",
     ),
     (
         r"\.(block_sparse_moe|mlp\.experts|mlp\.gate)\.",

@@ -75,7 +75,7 @@ class Weight:
         return (rows if self.row_order is None else rows[self.row_order()]).reshape(-1)
 
     def rows(self, start: int, stop: int) -> "Weight":
-        """Rows start … stop - 1 of a tensor with two axes. Nothing is read."""
+        """Rows start … stop - 1 of a tensor (of a vector: values). Nothing is read."""
         shape, whole_shape = (stop - start, *self.shape[1:]), self.whole_shape or self.shape
         if (row_order := self.row_order) is not None:
             return replace(self, shape=shape, whole_shape=whole_shape, row_order=lambda: row_order()[start:stop])

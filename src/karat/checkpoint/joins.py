@@ -1,0 +1,50 @@
+"""Joins: tensors that a model needs and that files store as the rows of one. A part is a view of its rows, no copy.
+
+    self_attn.qkv_proj    | q | k | v |     Phi-3's spelling: the rows of q, then those of k, then those of v
+    mlp.gate_up_proj      | gate | up |     Phi-3's and GLM-4's
+
+A new spelling is a line in _JOINS. Experts that are stored apart or all in one will be told here, too.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from karat.checkpoint.weights import Weight, WeightSpec
+
+_JOINS: Mapping[str, tuple[str, ...]] = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+_JOINED = re.compile(rf"(.+\.)({'|'.join(map(re.escape, _JOINS))})(\.weight|\.bias)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """`spec` is the tensor that the files have, `parts` are those of the model that are its rows, in this order."""
+
+    spec: WeightSpec
+    parts: tuple[WeightSpec, ...]
+
+    def parted(self, whole: Weight) -> dict[str, Weight]:
+        """The parts' weights, which are views of the whole one's bytes."""
+        found, start = {}, 0
+        for part in self.parts:
+            rows = whole.rows(start, stop := start + part.shape[0])
+            found[part.source], start = replace(rows, name=part.source), stop
+        return found
+
+
+def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join]:
+    """The joins among the names of stored tensors whose parts the model needs, all of them and of the same width."""
+    needed = {spec.source: spec for spec in specs}
+    joins = []
+    for name in stored:
+        if (match := _JOINED.fullmatch(name)) is None or name in needed:
+            continue
+        parts = [needed.get(f"{match[1]}{part}{match[3]}") for part in _JOINS[match[2]]]
+        known = tuple(part for part in parts if part is not None)
+        if len(known) == len(parts) and len({part.shape[1:] for part in known}) == 1:
+            shape = (sum(part.shape[0] for part in known), *known[0].shape[1:])
+            joins.append(Join(WeightSpec(name, shape), known))
+    return joins
