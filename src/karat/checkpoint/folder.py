@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from karat.checkpoint.files import member, open_regular
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.safetensors import MAX_NAME_LEN, read_safetensors
 from karat.checkpoint.strict_json import JsonError, JsonStream, read_json
+from karat.checkpoint.unused import Unused, remarks_on_unused
 from karat.checkpoint.weights import Weight, remarks_on
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError, ConfigError
@@ -36,6 +37,7 @@ class FolderCheckpoint:
     generation_config: dict[str, Any] | None
     weights: Mapping[str, Weight]
     overrides: Overrides = NO_OVERRIDES
+    unused: Unused = field(default_factory=dict)
 
     @property
     def generation_source(self) -> str:
@@ -45,7 +47,8 @@ class FolderCheckpoint:
     @property
     def warnings(self) -> tuple[str, ...]:
         """To be shown when the model is loaded."""
-        return (*remarks_on(self.weights.values()), *self.overrides.remarks(self.config))
+        remarks = [*remarks_on_unused(self.unused), *remarks_on(self.weights.values())]
+        return (*remarks, *self.overrides.remarks(self.config))
 
 
 def open_folder(path: Path, overrides: Overrides = NO_OVERRIDES) -> FolderCheckpoint:

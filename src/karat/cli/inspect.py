@@ -76,6 +76,7 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
     config = read_config(checkpoint.config)
     needed = {weight.name: weight for weight in find_weights(config, checkpoint).values()}  # a tied weight once
     num_parameters = sum(math.prod(weight.shape) for weight in needed.values())
+    part_of = {id(weight): part for part, unused in checkpoint.unused.items() for weight in unused}
     weights = [*checkpoint.weights.values(), *_others(checkpoint)]
     by_dtype: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "parameters": 0, "bytes": 0})
     for weight in weights:
@@ -91,7 +92,14 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
         "stored_bytes": sum(weight.num_bytes for weight in weights),
         "stored_by_dtype": by_dtype,
         "tensors": [
-            {"name": w.name, "dtype": w.dtype, "shape": w.shape, "bytes": w.num_bytes, "file": w.file.name}
+            {
+                "name": w.name,
+                "dtype": w.dtype,
+                "shape": w.shape,
+                "bytes": w.num_bytes,
+                "file": w.file.name,
+                "unused": part_of.get(id(w)),
+            }
             for w in weights
         ],
         "tokenizer": _tokenizer(checkpoint, config),
@@ -112,11 +120,12 @@ def _numbers(types: set[str]) -> dict[str, Any]:
 
 
 def _others(checkpoint: "ModelCheckpoint") -> list["Weight"]:
-    """Tensors of a file that the model does not use."""
+    """Tensors of the files that are no weights of the model."""
     from karat.checkpoint import GgufCheckpoint
 
     factors = checkpoint.rope_factors if isinstance(checkpoint, GgufCheckpoint) else None
-    return [] if factors is None else [factors]
+    unused = [weight for weights in checkpoint.unused.values() for weight in weights]
+    return unused if factors is None else [factors, *unused]
 
 
 def _held_bytes(weight: "Weight") -> int:
@@ -264,14 +273,15 @@ def _tokenizer_rows(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _tensor_rows(tensors: Iterable[dict[str, Any]], all_tensors: bool) -> list[tuple[str, ...]]:
     """A line a tensor, or a line for all layers' tensors of one name, type and shape."""
-    groups: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    groups: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for tensor in tensors:
         name = tensor["name"] if all_tensors else _LAYER.sub(".*.", tensor["name"])
-        groups[name, tensor["dtype"], " × ".join(map(str, tensor["shape"]))].append(tensor["bytes"])
-    rows = [
-        (name, dtype, shape, bytes_text(sum(sizes)), f"{len(sizes)} tensors" if len(sizes) > 1 else "")
-        for (name, dtype, shape), sizes in groups.items()
-    ]
+        unused = "" if tensor["unused"] is None else f"not used: {tensor['unused']}"
+        groups[name, tensor["dtype"], " × ".join(map(str, tensor["shape"])), unused].append(tensor["bytes"])
+    rows = []
+    for (name, dtype, shape, unused), sizes in groups.items():
+        count = f"{len(sizes)} tensors" if len(sizes) > 1 else ""
+        rows.append((name, dtype, shape, bytes_text(sum(sizes)), ", ".join(filter(None, (count, unused)))))
     return [("tensor", "type", "shape", "bytes", ""), *rows]
 
 

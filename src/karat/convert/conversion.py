@@ -15,6 +15,7 @@ from karat.checkpoint.gguf.form import ROPE_FACTORS, paired_rows
 from karat.checkpoint.gguf.rope import llama3_factors
 from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
+from karat.checkpoint.unused import remarks_on_unused
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
 from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs
@@ -246,16 +247,24 @@ def rope_factors(config: ModelConfig) -> NewTensor:
 
 
 def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[str]]:
+    unused = remarks_on_unused(source.unused)
     if isinstance(source, GgufCheckpoint):
-        keys = [key for key in source.metadata.values if key not in _REPLACED and key != "general.alignment"]
-        return [(key, source.metadata.stored(key)) for key in keys], []
+        left_out = {*_REPLACED, "general.alignment"}
+        pairs = []
+        if unused:  # the layers that predict further tokens are left out
+            arch = FAMILIES[config.model_type].gguf.architecture
+            left_out |= {f"{arch}.block_count", f"{arch}.nextn_predict_layers"}
+            pairs = [(f"{arch}.block_count", scalar("UINT32", config.num_layers))]
+        keys = [key for key in source.metadata.values if key not in left_out]
+        return [*((key, source.metadata.stored(key)) for key in keys), *pairs], unused
     pairs = model_pairs(config, source.path.resolve().name)
     of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config, source.generation_config)
+    warnings += unused
     if (reason := foreign_to_llama_cpp(config)) is not None:
         warnings.append(f"Karat reads the file, but llama.cpp does not: {reason}")
     if (difference := different_in_llama_cpp(config)) is not None:
         warnings.append(difference)
-    sampling, left_out = sampling_values(source.generation_config or {})
-    if left_out:
-        warnings.append(f"GGUF does not carry {', '.join(left_out)} of generation_config.json")
+    sampling, lost = sampling_values(source.generation_config or {})
+    if lost:
+        warnings.append(f"GGUF does not carry {', '.join(lost)} of generation_config.json")
     return [*pairs, *((key, scalar(kind, value)) for key, kind, value in sampling), *of_tokenizer], warnings

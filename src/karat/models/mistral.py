@@ -74,13 +74,16 @@ def _own_config(metadata: Metadata, names: Collection[str]) -> dict[str, Any]:
 def _doubt(metadata: Metadata) -> str | None:
     """A warning for a file without a window that names Mistral, or has the sizes of its first release.
 
-    Later releases have no window and another base of RoPE. Models derived from the first release have its sizes.
+    Later releases of Mistral have no window and another base of RoPE; Ministral has that base and windows. Models
+    derived from the first release have its sizes.
     """
     if "llama.attention.sliding_window" in metadata:
         return None
+    is_later = metadata.get(float, "llama.rope.freq_base", 10000.0) != 10000.0
     stated = (value for key, value in metadata.values.items() if key.startswith("general.") and isinstance(value, str))
     sizes = [metadata.values.get(f"llama.{key}") for key in _FIRST_SIZES]
-    if not any(re.search("mi(ni)?stral", text.lower()) for text in stated) and sizes != [*_FIRST_SIZES.values()]:
+    names = "ministral" if is_later else "mi(ni)?stral"
+    if not any(re.search(names, text.lower()) for text in stated) and sizes != [*_FIRST_SIZES.values()]:
         return None
     return (
         "this looks like a Mistral model, and the file states no sliding window (Mistral 7B v0.1 has one of "

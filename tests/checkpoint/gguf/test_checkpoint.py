@@ -441,7 +441,9 @@ class TestWarnings:
             ({**sizes, "llama.rope.freq_base": (F32, 500000.0)}, False),
             ({**sizes, "llama.feed_forward_length": (U32, 11008)}, False),
             (origin, True),
+            ({**origin, "llama.rope.freq_base": (F32, 1e9)}, False),
             ({"general.name": (STRING, "Ministral 8B Instruct 2410")}, True),
+            ({"general.name": (STRING, "Ministral 8B"), "llama.rope.freq_base": (F32, 1e8)}, True),
             ({**origin, "llama.attention.sliding_window": (U32, 0)}, False),
             ({}, False),
         ]:

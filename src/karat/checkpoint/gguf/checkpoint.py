@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from karat.checkpoint.files import member
-from karat.checkpoint.gguf.config import Forms, override, read_config, read_model_type, warnings
+from karat.checkpoint.gguf.config import Forms, known_keys, override, read_config, read_model_type, warnings
 from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm, paired_rows
 from karat.checkpoint.gguf.header import MAX_TENSORS, Header, TensorInfo, read_header
+from karat.checkpoint.gguf.layers import one_for_all_layers, read_layers
 from karat.checkpoint.gguf.sampling import read_sampling
 from karat.checkpoint.gguf.values import Metadata
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
+from karat.checkpoint.unused import Unused, remarks_on_unused, set_aside
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError, ConfigError
@@ -29,8 +31,8 @@ class GgufCheckpoint:
     """A Checkpoint: the file as given, its metadata, the equivalent config.json, and its memory-mapped weights.
 
     Weights have Hugging Face's names, shapes and order of rows. `rope_factors`, a tensor that folders do not have, is
-    in the config already. `warnings` are to be shown when the model is loaded. metadata and config are as the user's
-    `overrides` leave them.
+    in the config already. `unused` are the tensors of layers that predict further tokens. `warnings` are to be shown
+    when the model is loaded. metadata and config are as the user's `overrides` leave them.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class GgufCheckpoint:
     rope_factors: Weight | None
     warnings: tuple[str, ...]
     overrides: Overrides = NO_OVERRIDES
+    unused: Unused = field(default_factory=dict)
 
     @property
     def generation_source(self) -> str:
@@ -66,14 +69,20 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
         raise CheckpointError(f"{path}: has no tensors: it is a vocabulary; expected a model")
     factors = stored.pop(ROPE_FACTORS, None)
     form = forms[model_type]
-    weights = _named(path, stored, form)
     try:
-        config = overrides.of_config(read_config(metadata, model_type, form, weights, factors), settled)
+        layers = read_layers(metadata, form.architecture)
+        layers.check(stored, form.architecture)
+        used, unused = set_aside(stored, layers.part_of)
+        weights = _named(path, used, form)
+        numbers = one_for_all_layers(metadata, known_keys(form.architecture), layers)
+        config = overrides.of_config(read_config(numbers, model_type, form, layers, weights, factors), settled)
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault
     weights = _ordered(weights, form, config["head_dim"])
-    told = (*warnings(metadata, model_type, forms, weights.values()), *overrides.remarks(config))
-    return GgufCheckpoint(path, metadata, config, read_sampling(metadata), weights, factors, told, overrides)
+    told = warnings(numbers, model_type, forms, weights.values())
+    told = [*remarks_on_unused(unused), *told, *overrides.remarks(config)]
+    sampling = read_sampling(metadata)
+    return GgufCheckpoint(path, metadata, config, sampling, weights, factors, tuple(told), overrides, unused)
 
 
 def _read_parts(path: Path) -> list[Header]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from karat.checkpoint.gguf.form import GgufForm, stated_window
-from karat.checkpoint.gguf.header import MAX_TENSORS
+from karat.checkpoint.gguf.layers import Layers
 from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling, rope_remarks
 from karat.checkpoint.gguf.sampling import PREFIX as SAMPLING
 from karat.checkpoint.gguf.values import GgufArray, Metadata, Value
@@ -23,11 +23,12 @@ _TOLERANCE = 1e-6  # relative; a file holds float32
 _READ = frozenset(
     """
     attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_rms_epsilon
-    attention.value_length block_count context_length embedding_length feed_forward_length rope.dimension_count
-    rope.freq_base rope.scale_linear rope.scaling.alpha rope.scaling.attn_factor rope.scaling.factor
-    rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast
-    rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor rope.scaling.yarn_log_multiplier vocab_size
-    rope.scaling.finetuned attention.sliding_window attention.scale attention.layer_norm_epsilon
+    attention.value_length block_count context_length embedding_length feed_forward_length nextn_predict_layers
+    rope.dimension_count rope.freq_base rope.scale_linear rope.scaling.alpha rope.scaling.attn_factor
+    rope.scaling.factor rope.scaling.original_context_length rope.scaling.type rope.scaling.yarn_attn_factor
+    rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow rope.scaling.yarn_ext_factor
+    rope.scaling.yarn_log_multiplier vocab_size rope.scaling.finetuned attention.sliding_window attention.scale
+    attention.layer_norm_epsilon
     """.split()
 )
 # Keys that change nothing while they have one of these values: the format's defaults, and what means the same.
@@ -54,7 +55,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "interleave_moe_layer_step": (0,),
     "leading_dense_block_count": (0,),
     "logit_scale": (0, 1),
-    "nextn_predict_layers": (0,),
     "pooling_type": (0,),
     "residual_scale": (0, 1),
     "router_logit_softcapping": (0,),
@@ -122,27 +122,33 @@ def read_model_type(metadata: Metadata, forms: Forms) -> str:
     raise ConfigError(f"general.architecture={shown(name)} is not supported; Karat has {there_are}")
 
 
+def known_keys(arch: str) -> list[str]:
+    """The keys of an architecture that Karat reads, or whose value it compares with the format's default."""
+    return [f"{arch}.{key}" for key in sorted(_READ | _NEUTRAL.keys())]
+
+
 def read_config(
     metadata: Metadata,
     model_type: str,
     form: GgufForm[Any],
+    layers: Layers,
     weights: Mapping[str, Weight],
     rope_factors: Weight | None,
 ) -> dict[str, Any]:
-    """The config.json of the model with this metadata and these weights (by their Hugging Face names).
+    """The config.json of the model with this metadata, these layers and weights (by their Hugging Face names).
 
     The size of the vocabulary, biases and a tied head are read from the tensors, as the metadata do not state them.
     Raises ConfigError for contradictory, unknown or unsupported values, CheckpointError for missing ones.
     """
-    arch = form.architecture
+    arch, num_layers = form.architecture, layers.count
     _check_keys(metadata, arch)
-    hidden, num_layers = metadata.get(int, f"{arch}.embedding_length"), metadata.get(int, f"{arch}.block_count")
+    hidden = metadata.get(int, f"{arch}.embedding_length")
     if not 1 <= num_layers <= len(weights):  # before memory is taken for each layer
         raise ConfigError(
             f"{arch}.block_count={num_layers}, and there are {len(weights)} tensors; expected some for each"
         )
-    num_heads = _equal_on_layers(metadata, f"{arch}.attention.head_count", num_layers, None)
-    num_kv_heads = _equal_on_layers(metadata, f"{arch}.attention.head_count_kv", num_layers, num_heads)
+    num_heads = metadata.get(int, f"{arch}.attention.head_count")
+    num_kv_heads = metadata.get(int, f"{arch}.attention.head_count_kv", num_heads)
     head_dim = _head_dim(metadata, arch, hidden, num_heads)
     _check_scale(metadata, arch, head_dim)
     theta = _positive(metadata, f"{arch}.rope.freq_base", 10000.0)
@@ -161,10 +167,11 @@ def read_config(
     if (context_len := metadata.get(int, f"{arch}.context_length")) < 1:
         raise ConfigError(f"{arch}.context_length={context_len}: expected a number above 0")
     config: dict[str, Any] = {
+        **form.constants,
         "model_type": model_type,
         "vocab_size": _vocab_size(metadata, arch, weights),
         "hidden_size": hidden,
-        "intermediate_size": _equal_on_layers(metadata, f"{arch}.feed_forward_length", num_layers, None),
+        "intermediate_size": metadata.get(int, f"{arch}.feed_forward_length"),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
@@ -174,7 +181,6 @@ def read_config(
         "rope_theta": theta,
         "rope_scaling": scaling,
         "tie_word_embeddings": "lm_head.weight" not in weights,
-        "hidden_act": "silu",
     }
     if (window := stated_window(metadata, arch)) and not form.has_window:
         raise ConfigError(f"{arch}.attention.sliding_window={window}: Karat knows no model of this kind with a window")
@@ -249,22 +255,6 @@ def _same(value: object, neutral: object) -> bool:
 
 def _text(value: object) -> str:
     return f"[{value.len} {value.kind}]" if isinstance(value, GgufArray) else shown(value)
-
-
-def _equal_on_layers(metadata: Metadata, key: str, num_layers: int, default: int | None) -> int:
-    """A number that a file states once, or for each layer. ConfigError if layers differ."""
-    if not isinstance(metadata.values.get(key), GgufArray):
-        return metadata.get(int, key, default)
-    array = metadata.array(key, "INT32", "UINT32", "INT64", "UINT64")
-    assert array is not None
-    if not num_layers <= array.len <= MAX_TENSORS:
-        raise ConfigError(
-            f"{key} has {array.len} numbers; expected one number for all layers, or one for each of {num_layers}"
-        )
-    numbers = np.unique(array.numbers())
-    if len(numbers) != 1:
-        raise ConfigError(f"{key} is {listed([str(n) for n in numbers[:9]], 5)}; expected one number for all layers")
-    return int(numbers[0])
 
 
 def _head_dim(metadata: Metadata, arch: str, hidden: int, num_heads: int) -> int:

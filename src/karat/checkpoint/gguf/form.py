@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -44,6 +44,7 @@ class GgufForm(Generic[C]):
     in_layer: a layer's tensors, GGUF's name -> Hugging Face's name.
     paired: Hugging Face names of the tensors whose rows are stored in pairs (see paired_rows).
     has_window: whether the file states one sliding window for all layers.
+    constants: keys of config.json with one value in all models of the architecture, which files leave out.
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
     doubt: a warning for a file that another family of the architecture claims but that looks like this family's.
     finer_values: whether mixes of 3 and 4 bits store V in 5 bits, as llama.cpp does where 8 heads share a KV head.
@@ -54,6 +55,7 @@ class GgufForm(Generic[C]):
     in_layer: Mapping[str, str]
     paired: tuple[str, ...] = ()
     has_window: bool = False
+    constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     claims: Callable[[Metadata], bool] = lambda _: True
     own_config: Callable[[Metadata, Collection[str]], Mapping[str, Any]] = lambda *_: {}
     doubt: Callable[[Metadata], str | None] = lambda _: None
