@@ -54,7 +54,10 @@ def write(folder: Path, *, template: bool = True, **changes: Any) -> Path:
     (folder / "generation_config.json").write_text(json.dumps(generation))
     tokenizer_config = {"eos_token": "<|im_end|>"} | ({"chat_template": TEMPLATE} if template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    save_file(_weights(tokenizer), folder / "model.safetensors", {"format": "pt"})
+    weights = _weights(tokenizer)
+    if config["model_type"] != "qwen2":
+        weights = {name: array for name, array in weights.items() if not name.endswith(".bias")}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tests.cli import alphabet_model
 from tests.cli.alphabet_model import CONTEXT_LEN, HEAD_DIM, HEADS, KV_HEADS, LAYERS
 from tests.cli.conftest import Karat
+from tests.support.composite import NUM_UNUSED, with_vision
 
 
 def test_the_numbers_are_right(alphabet: Path, karat_here: Karat) -> None:
@@ -130,6 +131,34 @@ def test_the_embedded_model_is_the_default(karat_here: Karat) -> None:
     assert facts["path"] == str(embedded_model_path())
     assert facts["config"]["model_type"] == "qwen2" and facts["config"]["tie_word_embeddings"]
     assert facts["tokenizer"]["chat_example"]
+
+
+def test_what_is_not_used_is_told_apart(tmp_path: Path, karat: Karat, karat_here: Karat) -> None:
+    """A folder with a vision encoder in it: its tensors are listed with the part that they belong to. The text model
+    runs, with one line on them.
+    """
+    model = {"model_type": "mistral", "architectures": None, "sliding_window": None, "head_dim": HEAD_DIM}
+    folder = with_vision(alphabet_model.write(tmp_path / "composite", **model))
+    facts = json.loads(karat_here("inspect", str(folder), "--json").stdout)
+    unused = {tensor["name"]: tensor["unused"] for tensor in facts["tensors"] if tensor["unused"] is not None}
+    names = load_file(folder / "model.safetensors")
+    assert unused == {name: "vision" for name in names if not name.startswith("language_model.")}
+    assert len(facts["tensors"]) == len(names)
+    used = [tensor for name, tensor in names.items() if name.startswith("language_model.")]
+    assert facts["parameters"] == sum(tensor.size for tensor in used)
+    assert facts["memory"]["weight_bytes"] == sum(tensor.nbytes for tensor in used)
+    assert facts["stored_bytes"] == sum(tensor.nbytes for tensor in names.values())
+    assert facts["config"]["model_type"] == "mistral"
+    text = karat_here("inspect", str(folder)).stdout
+    assert re.search(
+        r"vision_tower\.transformer\.layers\.\*\.attention\.q_proj\S+ .* 2 tensors, not used: vision\n", text
+    )
+    assert re.search(r"multi_modal_projector\.norm\.weight .* not used: vision\n", text)
+    told = f"tensors that are not used: {NUM_UNUSED} of vision"
+    assert told in text
+    done = karat("run", str(folder), "-p", "abc", "--temperature", "0")
+    assert done.stdout == "defghijklmnopqrstuvwxyz\n"
+    assert done.stderr.count(told) == 1
 
 
 def test_what_each_rank_would_hold(alphabet: Path, karat_here: Karat) -> None:

@@ -25,6 +25,7 @@ from karat.ops.native import native, unavailable_reason
 from karat.request import SamplingParams
 from karat.text import Tokenizer
 from tests.convert.folders import FAMILIES, folder_of
+from tests.support.composite import NUM_UNUSED, with_vision
 from tests.text.test_gguf_tokenizer import random_strings
 
 F32 = np.dtype(np.float32)
@@ -54,6 +55,20 @@ def test_float32_is_the_same_model(family: str, tmp_path: Path) -> None:
     weights = find_weights(got, back)
     for name, weight in find_weights(expected, source).items():
         np.testing.assert_array_equal(weights[name].to_array(F32), weight.to_array(F32), err_msg=name)
+
+
+def test_a_text_model_beside_a_vision_encoder_is_a_plain_llama(tmp_path: Path) -> None:
+    """Without the encoder, of which a warning tells; the logits are those of the folder."""
+    folder = with_vision(folder_of(tmp_path / "model", **FAMILIES["mistral"]))
+    source = open_model(folder)
+    done = convert(source, tmp_path / "model.gguf", MIXES["F32"])
+    told = f"tensors that are not used: {NUM_UNUSED} of vision"
+    assert source.warnings == (told,) and told in done.warnings
+    back = open_gguf(tmp_path / "model.gguf")
+    assert back.metadata.values["general.architecture"] == "llama" and back.warnings == ()
+    ids = np.random.default_rng(0).integers(3, 4000, 100).tolist()
+    expected, got = (LLM(path, kv_dtype="float32").logits(ids) for path in (folder, tmp_path / "model.gguf"))
+    np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize(("window", "told"), [(24, 24), (None, 0), (128, 0)])

@@ -26,13 +26,17 @@ class _Widen(TorchFunctionMode):
 
 
 class InFloat64:
-    """Context in which `model` (converted by `.double()`) computes without a float32 island."""
+    """Context in which `model` (converted by `.double()`) computes without a float32 island.
+
+    Of a model with several in it, the text model.
+    """
 
     def __init__(self, model: Any, frequencies: NDArray[np.float32]) -> None:
-        theirs = type(model.model.rotary_emb)(model.config).inv_freq.numpy()
+        base = getattr(model.model, "language_model", model.model)
+        theirs = type(base.rotary_emb)(base.config).inv_freq.numpy()
         assert theirs.dtype == np.float32
         assert np.abs(frequencies / theirs - 1).max() <= 4 * 2.0**-23, "more than a few last bits apart"
-        self._rotary = model.model.rotary_emb
+        self._rotary = base.rotary_emb
         self._frequencies = frequencies
         self._mode = _Widen()
 

@@ -1,5 +1,7 @@
 """Small random models of every family, drawn by seed: a config.json and a transformers model with every tensor random.
 
+`draw_mistral3` draws one with a vision encoder beside the text model.
+
 Weights are drawn large enough that attention is far from uniform and logits have a deviation of at least 1; biases and
 norm weights are random too, so that a forgotten one shows.
 """
@@ -91,12 +93,33 @@ def draw_rope(rng: random.Random, rope_type: str | None = None) -> dict[str, Any
     return {"rope_type": "default", "rope_theta": theta}
 
 
+def draw_mistral3(rng: random.Random, rope_type: str | None = None) -> dict[str, Any]:
+    """The config.json of a Mistral with a small vision encoder beside it, as transformers 5 writes it."""
+    text = draw_config(rng, "mistral", rope_type)
+    del text["architectures"]
+    vision = {"model_type": "pixtral", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1}
+    return {
+        "model_type": "mistral3",
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": vision | {"num_attention_heads": 1, "image_size": 28, "patch_size": 14},
+        "image_token_index": 10,
+        "multimodal_projector_bias": rng.random() < 0.5,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+        "tie_word_embeddings": text.pop("tie_word_embeddings"),
+    }
+
+
 def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32) -> Any:
     """A transformers model of this configuration with eager attention and every tensor drawn at random."""
     fields = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
     hf_config = transformers.AutoConfig.for_model(config["model_type"], **fields)
     hf_config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
+    is_text = "text_config" not in config
+    kind = transformers.AutoModelForCausalLM if is_text else transformers.AutoModelForImageTextToText
+    model = kind.from_config(hf_config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -108,6 +131,8 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
                 parameter.copy_(0.5 * noise)
             elif "embed_tokens" in name or "lm_head" in name:
                 parameter.copy_(noise * 3 / math.sqrt(parameter.shape[1]))
+            elif parameter.ndim > 2:
+                parameter.copy_(noise)
             else:
                 gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
                 parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))

@@ -5,8 +5,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from karat.checkpoint.composite import Composite, TextPart
 from karat.checkpoint.files import member, open_regular
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.safetensors import MAX_NAME_LEN, read_safetensors
@@ -29,7 +31,8 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class FolderCheckpoint:
     """A Checkpoint: the folder as given, its two configs as written, and its memory-mapped weights.
 
-    `config` is as the user's `overrides` leave it.
+    Of a folder with several models in it (karat.checkpoint.composite), `config` and `weights` are the text model's, and
+    `unused` has the other tensors. `config` is as the user's `overrides` leave it.
     """
 
     path: Path
@@ -51,27 +54,38 @@ class FolderCheckpoint:
         return (*remarks, *self.overrides.remarks(self.config))
 
 
-def open_folder(path: Path, overrides: Overrides = NO_OVERRIDES) -> FolderCheckpoint:
+def open_folder(
+    path: Path,
+    overrides: Overrides = NO_OVERRIDES,
+    composites: Mapping[str, Composite] = MappingProxyType({}),
+) -> FolderCheckpoint:
     """Opens and checks the model in the folder `path`. Reads the configs and headers, no weight.
 
-    Raises ConfigError for config.json and generation_config.json, UsageError for overrides that do not fit the model,
-    CheckpointError for everything else.
+    `composites` are the kinds of folders, by model_type, of which the text part is opened. Raises ConfigError for
+    config.json and generation_config.json, UsageError for overrides that do not fit the model, CheckpointError for
+    everything else.
     """
     try:
         if not path.is_dir():
             raise CheckpointError(f"{path}: is no folder; expected one with config.json and {SINGLE}")
         files = _weight_files(path)
-        if (config := member(path, "config.json")) is None:
+        if (config_file := member(path, "config.json")) is None:
             raise ConfigError(
                 f"{path}: has no config.json, which says what model the weights are; download it beside them"
             )
         generation_config = member(path, "generation_config.json")
+        config = read_json(config_file)
+        weights = _read_shards(path, files) if files else read_safetensors(path / SINGLE)
+        model_type = config.get("model_type")
+        composite = composites.get(model_type) if isinstance(model_type, str) else None
+        text = TextPart(config, weights, {}) if composite is None else composite.text_part(config, weights)
         checkpoint = FolderCheckpoint(
             path,
-            overrides.of_config(read_json(config)),
+            overrides.of_config(text.config),
             read_json(generation_config) if generation_config else None,
-            _read_shards(path, files) if files else read_safetensors(path / SINGLE),
+            text.weights,
             overrides,
+            text.unused,
         )
         _check_num_layers(checkpoint)
         return checkpoint

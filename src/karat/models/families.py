@@ -1,9 +1,10 @@
-"""All model families. A new one is one file beside this one and one line below."""
+"""All model families, and the folders with a text model of one in them. A new one is one file and one line below."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from karat.models import llama, mistral, qwen2, qwen3
+from karat.checkpoint.composite import Composite
+from karat.models import llama, mistral, mistral3, qwen2, qwen3
 from karat.models.family import Family
 
 FAMILIES: Mapping[str, Family[Any]] = {
@@ -15,3 +16,4 @@ FAMILIES: Mapping[str, Family[Any]] = {
         qwen3.FAMILY,
     )
 }
+COMPOSITES: Mapping[str, Composite] = {composite.model_type: composite for composite in (mistral3.COMPOSITE,)}

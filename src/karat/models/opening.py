@@ -6,7 +6,7 @@ from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, open_folder
 from karat.checkpoint.gguf import read_gguf
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.errors import UsageError
-from karat.models.families import FAMILIES
+from karat.models.families import COMPOSITES, FAMILIES
 from karat.models.registry import keys_read
 from karat.request import shown
 
@@ -18,7 +18,7 @@ def open_model(path: Path, overrides: Overrides = NO_OVERRIDES) -> ModelCheckpoi
 
     `overrides` are what the user says of it. Raises UsageError for a key that the model does not have.
     """
-    checkpoint = open_gguf(path, overrides) if path.is_file() else open_folder(path, overrides)
+    checkpoint = open_gguf(path, overrides) if path.is_file() else open_folder(path, overrides, COMPOSITES)
     if overrides.hf_overrides:
         settled = checkpoint.metadata.values if isinstance(checkpoint, GgufCheckpoint) else {}
         said = {key for key, value in overrides.hf_overrides.items() if value is not None and key not in settled}

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from karat.checkpoint.assign import assign
+from karat.checkpoint.composite import Composite
 from karat.checkpoint.slices import without_read_ahead
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
@@ -13,7 +15,8 @@ from karat.layers.weights import AS_STORED, Prepare, WeightLoader
 from karat.models.cut_units import cut_units
 from karat.models.decoder import Decoder, weight_specs
 from karat.models.degrees import check_degree
-from karat.models.families import FAMILIES
+from karat.models.families import COMPOSITES, FAMILIES
+from karat.models.family import Family
 from karat.models.reader import ConfigReader
 from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
 from karat.ranks.group import SINGLE, Group
@@ -87,7 +90,8 @@ def _read(raw: Mapping[str, object]) -> tuple[ModelConfig, ConfigReader]:
         )
     model_type = raw.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    supported = ", ".join(f"{f.model_type} ({f.architecture})" for f in FAMILIES.values())
+    known: list[Family[Any] | Composite] = [*FAMILIES.values(), *COMPOSITES.values()]
+    supported = ", ".join(f"{kind.model_type} ({kind.architecture})" for kind in known)
     if family is None:
         raise ConfigError(f"model_type={shown(model_type)} is not supported; Karat has {supported}")
     architectures = raw.get("architectures")

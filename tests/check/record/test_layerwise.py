@@ -5,6 +5,7 @@ Covers: karat.check.record.hf_layerwise.
 
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from safetensors.torch import save_file  # noqa: E402
 from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402
 from karat.check.model.checked import CheckedModel  # noqa: E402
 from karat.check.record.executors import Steps, record  # noqa: E402
-from karat.check.record.hf import record_hf  # noqa: E402
+from karat.check.record.hf import load_hf, record_hf  # noqa: E402
 from karat.check.record.hf_layerwise import HfFiles, run_layerwise  # noqa: E402
 from karat.check.record.layerwise import LayerwiseRun  # noqa: E402
 from karat.check.replay.drift import compare  # noqa: E402
@@ -84,6 +85,25 @@ def test_transformers_layer_by_layer_is_transformers(family: str, tmp_path: Path
     assert sorted(files.names) == sorted(tensors)
     with pytest.raises(CheckpointError, match="nothing"):
         files.tensor("nothing")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_text_model_beside_others_layer_by_layer(tied: bool, tmp_path: Path) -> None:
+    """Of a folder as transformers writes it, under other names; loaded whole it is the same text model."""
+    raw = random_models.draw_mistral3(random.Random(f"{SEED}-mistral3-{tied}")) | {"tie_word_embeddings": tied}
+    hf = random_models.build(raw, 5)
+    hf.save_pretrained(tmp_path)
+    ids = list(range(2, 42))
+    with torch.no_grad():
+        expected = hf(torch.tensor([ids])).logits[0].numpy()
+    parts: list[dict[str, Any]] = []
+    run_layerwise(tmp_path, ids, range(len(ids)), parts.append)
+    arrays = {name: array for part in parts for name, array in part.items()}
+    np.testing.assert_array_equal(arrays["lm_head"], expected)
+    whole = record_hf(load_hf(str(tmp_path)), Steps(tuple(ids)))
+    assert arrays.keys() == whole.arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(array, whole.arrays[name], err_msg=name)
 
 
 @pytest.mark.parametrize("family", random_models.FAMILIES)

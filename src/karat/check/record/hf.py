@@ -41,15 +41,31 @@ _LAYER_INPUTS = {
 
 
 def load_hf(path: str, dtype: FloatName | None = None) -> Any:
-    """A transformers model with eager attention, in `dtype` (float32 by default). Never runs code from the folder."""
-    from transformers import AutoModelForCausalLM
+    """A transformers model with eager attention, in `dtype` (float32 by default). Never runs code from the folder.
+
+    Of a folder with several models in it, the text model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     wanted = {name: kind for kind, name in _DTYPES.items()}[dtype or "float32"]
-    return AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    kind = AutoModelForCausalLM if config.get_text_config() is config else AutoModelForImageTextToText
+    model = kind.from_pretrained(
         path, dtype=wanted, attn_implementation="eager", trust_remote_code=False, local_files_only=True
     ).eval()
+    return model if kind is AutoModelForCausalLM else text_part(model)
+
+
+def text_part(model: Any) -> Any:
+    """The text model in a transformers model of several parts, with the same modules in it."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        text = AutoModelForCausalLM.from_config(model.config.get_text_config(), attn_implementation="eager")
+    text.model, text.lm_head = model.model.language_model, model.lm_head
+    return text.eval()
 
 
 def word_for_cache(model: Any) -> str:

@@ -21,25 +21,33 @@ INDEX = "model.safetensors.index.json"
 
 
 class HfFiles:
-    """The tensors of a model folder, as the safetensors library reads them."""
+    """The tensors of a model folder, as the safetensors library reads them.
+
+    Those of the text model in a folder with several models have the names that a text model's have.
+    """
 
     def __init__(self, folder: Path) -> None:
         index = folder / INDEX
         if index.exists():
             names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             # A file name must not lead out of the folder; Karat's own reader has refused such an index already.
-            self._files = {name: folder / Path(file).name for name, file in names.items()}
+            files = {name: folder / Path(file).name for name, file in names.items()}
         else:
             with safe_open(folder / "model.safetensors", "pt") as file:
-                self._files = dict.fromkeys(file.keys(), folder / "model.safetensors")
+                files = dict.fromkeys(file.keys(), folder / "model.safetensors")
+        self._files = {
+            name.removeprefix("language_model.").replace("model.language_model.", "model.", 1): (file, name)
+            for name, file in files.items()
+        }
         self.names = tuple(self._files)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The stored tensor; CheckpointError if no file has it."""
         if name not in self._files:
             raise CheckpointError(f"{name}: transformers' model needs it, and the files do not have it")
-        with safe_open(self._files[name], "pt") as file:
-            return file.get_tensor(name)
+        path, stored = self._files[name]
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(stored)
 
     def stored_bytes(self, name: str) -> Any:
         """The bytes of the tensor, a flat uint8 array."""
@@ -55,7 +63,7 @@ def run_layerwise(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True).get_text_config()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
@@ -87,7 +95,7 @@ def run_layerwise(
 
         before(base.embed_tokens, "model.embed_tokens")
         before(base.norm, "model.norm")
-        before(model.lm_head, "model.embed_tokens" if config.tie_word_embeddings else "lm_head")
+        before(model.lm_head, "lm_head" if "lm_head.weight" in files.names else "model.embed_tokens")
         for index, layer in enumerate(base.layers):
             before(layer, f"model.layers.{index}")
         stack.enter_context(recorder.on(model))

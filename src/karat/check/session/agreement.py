@@ -76,7 +76,8 @@ def hf_end_ids(path: Path) -> frozenset[int]:
     except OSError:  # there is no generation_config.json
         stated = None
     if stated is None:
-        stated = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).eos_token_id
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        stated = getattr(config, "eos_token_id", None) or config.get_text_config().eos_token_id
     return frozenset(stated if isinstance(stated, list) else [] if stated is None else [stated])
 
 
