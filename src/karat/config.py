@@ -17,7 +17,7 @@ FloatName = Literal["float16", "bfloat16", "float32", "float64"]
 Activations = Literal["float64", "float32", "int24", "int16", "int8"]
 
 VERSION = "0.1.0"  # of this package, karat.__version__
-# What the native executor reads where weights are in blocks, unless it is told (karat.ops.api.Ops.activations).
+# What the native executor reads where weights are in blocks, unless it is told (karat.ops.executor).
 DEFAULT_ACTIVATIONS: Activations = "int16"
 NUMERIC_CONTRACT = 5  # the version of docs/determinism.md that the native executor computes by
 

@@ -9,6 +9,7 @@ karat.check.stages.trace, karat.cli.check_facts, karat.cli.check_ranks, karat.cl
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from karat.cli.app import command
 from karat.cli.options import Invocation
 from karat.config import embedded_model_path
 from karat.errors import UsageError
+from karat.ops.api import Op, RmsNorm
 from karat.ops.native import NativeOps, unavailable_reason
 from tests.cli import alphabet_model
 from tests.cli.conftest import Karat
@@ -250,15 +252,15 @@ class TestInvariance:
 
     def test_one_that_has_another_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Op by op, one sum of the last norm is the next number above it."""
-        rms_norm = NativeOps.rms_norm
+        apply = NativeOps.apply
 
-        def broken(self: NativeOps, x: np.ndarray, weight: object, eps: float, *, name: str) -> np.ndarray:
-            out = rms_norm(self, x, weight, eps, name=name)
-            if name == "model.norm":
+        def broken(self: NativeOps, op: Op[Any]) -> Any:
+            out = apply(self, op)
+            if isinstance(op, RmsNorm) and op.name == "model.norm":
                 out[-1, 0] = np.nextafter(out[-1, 0], np.float32(np.inf))
             return out
 
-        monkeypatch.setattr(NativeOps, "rms_norm", broken)
+        monkeypatch.setattr(NativeOps, "apply", broken)
         done = CliRunner().invoke(command(), ["check", "--invariance", "--tokens", "40", "--json"], obj=Invocation())
         facts = json.loads(done.stdout)
         assert (done.exit_code, facts["verdict"]) == (1, "bug")

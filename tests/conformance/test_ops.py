@@ -4,7 +4,7 @@ Tolerance: an output that is a sum of n products may be off by (n + 8) roundings
 to the sum of the products' magnitudes; the other ops by 8 roundings of their result. Softmax and rotation add their
 own few. The bound is the worst case, so it holds for any order of summation.
 
-Covers: karat.ops.api, karat.ops.reference, karat.ops.registry.
+Covers: karat.ops.executor, karat.ops.reference, karat.ops.registry.
 """
 
 import math
@@ -23,7 +23,8 @@ from karat.checkpoint.weights import Weight
 from karat.config import RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops import registry
-from karat.ops.api import CacheSpec, HeadGroups, Loaded, Ops
+from karat.ops.api import HeadGroups, Loaded
+from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.native import unavailable_reason
 from karat.ops.rope_table import cos_sin_table
@@ -59,7 +60,7 @@ def weights(seed: int, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
     return [x.astype(np.float32) for x in draw(seed, *shapes, dtype="float64")]
 
 
-def load(ops: Ops, values: NDArray[np.float32]) -> Loaded:
+def load(ops: Executor, values: NDArray[np.float32]) -> Loaded:
     """Values as a stored weight in the executor's layout."""
     data = np.ascontiguousarray(values, "<f4").reshape(-1).view(np.uint8)
     return ops.load(Weight("weight", "F32", values.shape, data, Path("in-memory")))
@@ -69,7 +70,7 @@ def exact(x: Array) -> Any:
     return torch.from_numpy(np.asarray(x, np.float64))
 
 
-def check(ops: Ops, got: Any, want: Any, bound: Any) -> None:
+def check(ops: Executor, got: Any, want: Any, bound: Any) -> None:
     value = ops.read(got)
     assert value.dtype == np.dtype(ops.dtype)
     assert value.shape == tuple(want.shape)
@@ -105,7 +106,7 @@ def batch_of(lens: list[int], new: list[int], block_size: int = 4, seed: int = 0
 @example(rows=1, outs=3001, ins=2049, biased=True, seed=1)
 @example(rows=2051, outs=70, ins=67, biased=False, seed=2)
 @example(rows=70, outs=67, ins=4099, biased=True, seed=3)
-def test_linear(ops: Ops, rows: int, outs: int, ins: int, biased: bool, seed: int) -> None:
+def test_linear(ops: Executor, rows: int, outs: int, ins: int, biased: bool, seed: int) -> None:
     """Row-parallel or not, which changes the order of the sum."""
     (x,) = draw(seed, (rows, ins), dtype=ops.dtype)
     w, b = weights(seed + 1, (outs, ins), (outs,))
@@ -119,7 +120,7 @@ def test_linear(ops: Ops, rows: int, outs: int, ins: int, biased: bool, seed: in
 @given(rows=sizes, n=sizes, scale=st.sampled_from([1e-3, 1.0, 1e3]), seed=seeds)
 @example(rows=2051, n=70, scale=1.0, seed=1)
 @example(rows=3, n=4099, scale=1.0, seed=2)
-def test_rms_norm(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
+def test_rms_norm(ops: Executor, rows: int, n: int, scale: float, seed: int) -> None:
     (x,), (w,) = draw(seed, (rows, n), dtype=ops.dtype), weights(seed + 1, (n,))
     x = x * np.dtype(ops.dtype).type(scale)
     want = F.rms_norm(exact(x), (n,), exact(w), eps=1e-5)
@@ -136,7 +137,7 @@ def test_rms_norm(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
     seed=seeds,
 )
 @example(tokens=2051, heads=2, groups=2, half=9, biased=True, seed=1)
-def test_qkv(ops: Ops, tokens: int, heads: int, groups: int, half: int, biased: bool, seed: int) -> None:
+def test_qkv(ops: Executor, tokens: int, heads: int, groups: int, half: int, biased: bool, seed: int) -> None:
     """Three plain linears, bit for bit."""
     d = 2 * half
     (x,) = draw(seed, (tokens, 11), dtype=ops.dtype)
@@ -153,7 +154,7 @@ def test_qkv(ops: Ops, tokens: int, heads: int, groups: int, half: int, biased: 
 @every_executor
 @given(tokens=sizes, ins=sizes, outs=sizes, biased=st.booleans(), seed=seeds)
 @example(tokens=2051, ins=67, outs=70, biased=True, seed=1)
-def test_gate_up(ops: Ops, tokens: int, ins: int, outs: int, biased: bool, seed: int) -> None:
+def test_gate_up(ops: Executor, tokens: int, ins: int, outs: int, biased: bool, seed: int) -> None:
     """Two plain linears, bit for bit."""
     (x,) = draw(seed, (tokens, ins), dtype=ops.dtype)
     gate, up, b_gate, b_up = (load(ops, w) for w in weights(seed, (outs, ins), (outs, ins), (outs,), (outs,)))
@@ -165,7 +166,7 @@ def test_gate_up(ops: Ops, tokens: int, ins: int, outs: int, biased: bool, seed:
 @every_executor
 @given(rows=sizes, n=sizes, scale=st.sampled_from([0.1, 1.0, 30.0, 3000.0]), seed=seeds)
 @example(rows=2051, n=70, scale=1.0, seed=1)
-def test_silu_mul(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
+def test_silu_mul(ops: Executor, rows: int, n: int, scale: float, seed: int) -> None:
     gate, up = draw(seed, (rows, n), (rows, n), dtype=ops.dtype)
     gate = gate * np.dtype(ops.dtype).type(scale)
     want = F.silu(exact(gate)) * exact(up)
@@ -177,7 +178,7 @@ def test_silu_mul(ops: Ops, rows: int, n: int, scale: float, seed: int) -> None:
 @every_executor
 @given(rows=sizes, n=sizes, seed=seeds)
 @example(rows=2051, n=70, seed=1)
-def test_add(ops: Ops, rows: int, n: int, seed: int) -> None:
+def test_add(ops: Executor, rows: int, n: int, seed: int) -> None:
     x, y = draw(seed, (rows, n), (rows, n), dtype=ops.dtype)
     want = exact(x) + exact(y)
     check(ops, ops.add(x, y, name="op"), want, np.abs(want.numpy()))
@@ -186,7 +187,7 @@ def test_add(ops: Ops, rows: int, n: int, seed: int) -> None:
 @every_executor
 @given(lens=st.lists(st.integers(1, 30), min_size=1, max_size=3), hidden=sizes, seed=seeds)
 @example(lens=[2051, 7], hidden=70, seed=1)
-def test_embedding_and_rows(ops: Ops, lens: list[int], hidden: int, seed: int) -> None:
+def test_embedding_and_rows(ops: Executor, lens: list[int], hidden: int, seed: int) -> None:
     (table,) = weights(seed, (50, hidden))
     batch = batch_of(lens, lens, seed=seed)
     step = ops.begin(batch)
@@ -198,7 +199,7 @@ def test_embedding_and_rows(ops: Ops, lens: list[int], hidden: int, seed: int) -
 
 @every_executor
 @given(length=st.integers(1, 40), heads=st.integers(1, 5), half=st.integers(1, 20), seed=seeds)
-def test_rope(ops: Ops, length: int, heads: int, half: int, seed: int) -> None:
+def test_rope(ops: Executor, length: int, heads: int, half: int, seed: int) -> None:
     """As multiplication of complex numbers, x[i] + j·x[i + head_dim/2]."""
     new = 1 + seed % length
     step = ops.begin(batch_of([length], [new]))
@@ -218,7 +219,7 @@ def test_rope(ops: Ops, length: int, heads: int, half: int, seed: int) -> None:
 @every_executor
 @given(data=st.data(), kv_heads=st.integers(1, 3), group=st.integers(1, 4), half=st.integers(1, 8), seed=seeds)
 @settings(max_examples=60)
-def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: int, half: int, seed: int) -> None:
+def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, group: int, half: int, seed: int) -> None:
     """Against scaled_dot_product_attention with an explicit mask; slots that do not count hold NaN.
 
     The first and the last group of heads may be cut, as on a rank.
@@ -285,7 +286,7 @@ def test_paged_attention(ops: Ops, data: st.DataObject, kv_heads: int, group: in
 
 @every_executor
 @pytest.mark.parametrize("window", [None, 1500])
-def test_attention_over_thousands_of_keys(ops: Ops, window: int | None) -> None:
+def test_attention_over_thousands_of_keys(ops: Executor, window: int | None) -> None:
     """A step of one token, a chunk and a whole text, of which some tokens see more than 4,000 keys.
 
     Weights add up to 1, so rounding errors of weight * V add up to those of one product. The bound: 32 of them, and
@@ -322,7 +323,7 @@ def test_attention_over_thousands_of_keys(ops: Ops, window: int | None) -> None:
 @every_executor
 @pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16", "float32"])
 @given(values=st.lists(st.floats(-60000, 60000, width=32), min_size=4, max_size=4))
-def test_cache_rounds_to_nearest_even(ops: Ops, kv_dtype: Any, values: list[float]) -> None:
+def test_cache_rounds_to_nearest_even(ops: Executor, kv_dtype: Any, values: list[float]) -> None:
     """A single key has weight 1, so attention returns V as the cache holds it."""
     cache = ops.new_cache(
         CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=4, dtype=kv_dtype)
@@ -347,7 +348,7 @@ def test_cache_rounds_to_nearest_even(ops: Ops, kv_dtype: Any, values: list[floa
 
 
 @every_executor
-def test_cache_refuses_what_it_cannot_hold(ops: Ops) -> None:
+def test_cache_refuses_what_it_cannot_hold(ops: Executor) -> None:
     cache = ops.new_cache(
         CacheSpec(num_layers=1, num_blocks=2, block_size=4, num_kv_heads=2, head_dim=2, dtype="float16")
     )
@@ -358,7 +359,7 @@ def test_cache_refuses_what_it_cannot_hold(ops: Ops) -> None:
 
 
 @every_executor
-def test_shapes_outside_the_contract_are_refused(ops: Ops) -> None:
+def test_shapes_outside_the_contract_are_refused(ops: Executor) -> None:
     x = np.ones((2, 3), ops.dtype)
     with pytest.raises(ExecutorError, match=r"some\.op"):
         ops.linear(x, load(ops, np.ones((5, 4), np.float32)), name="some.op")

@@ -13,7 +13,7 @@ from karat.engine.loading import Preparation
 from karat.errors import ExecutorError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config
-from karat.ops.api import Ops
+from karat.ops.executor import Executor
 from karat.ops.integer_reference import IntegerOps
 from karat.ops.integers import WIDTHS
 from karat.ops.reference import ReferenceOps
@@ -24,7 +24,7 @@ IDS = np.random.default_rng(27).integers(0, 4000, 12).tolist()
 SLOW: Any = {"executor": "reference", "quantize": "q4_0", "max_model_len": 32}
 
 
-def logits_by(ops: Ops) -> NDArray[np.floating]:
+def logits_by(ops: Executor) -> NDArray[np.floating]:
     checkpoint = open_model(embedded_model_path())
     config = read_config(checkpoint.config)
     model = build(config, ops, checkpoint, num_positions=32, prepare=Preparation("q4_0"))

@@ -18,7 +18,7 @@ from karat.engine import plan as plan_module
 from karat.engine.cache_size import LIST_BYTES, num_cache_blocks, require_room
 from karat.errors import CapacityError
 from karat.machine.memory import available_bytes
-from karat.ops.api import CacheSpec
+from karat.ops.executor import CacheSpec
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.rope_table import table_bytes
 from tests.engine.tiny import write_model

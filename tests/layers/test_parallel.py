@@ -29,7 +29,8 @@ from karat.layers.shards import CutUnits
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.registry import read_config
-from karat.ops.api import CacheSpec, Ops, Tensor
+from karat.ops.api import Linear, Op, Ops, Tensor
+from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
 from karat.ranks.group import SINGLE, Group, PlannedRank, tree_sum
@@ -44,7 +45,7 @@ HIDDEN, ROWS = 6, 3
 class RandomWeights(dict[str, Weight]):
     """Any float32 tensor that is asked for by a spec, always the same one for a name."""
 
-    def take(self, ops: Ops) -> Callable[[WeightSpec], Any]:
+    def take(self, ops: Executor) -> Callable[[WeightSpec], Any]:
         def take(spec: WeightSpec) -> Any:
             if spec.source not in self:
                 rng = np.random.default_rng(list(spec.source.encode()))
@@ -276,8 +277,12 @@ def row_sharded_along_the_other_dim(patch: pytest.MonkeyPatch) -> None:
 
 
 def not_reduced(patch: pytest.MonkeyPatch) -> None:
-    right = ReferenceOps.linear
-    patch.setattr(ReferenceOps, "linear", lambda self, *args, group=None, **given: right(self, *args, **given))
+    right = ReferenceOps.apply
+
+    def apply(self: ReferenceOps, op: Op[Any]) -> Any:
+        return right(self, replace(op, group=None) if isinstance(op, Linear) else op)
+
+    patch.setattr(ReferenceOps, "apply", apply)
 
 
 def reduced_twice(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from karat.batch import ForwardBatch
-from karat.ops.api import CacheSpec
+from karat.ops.executor import CacheSpec
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 
 if unavailable_reason():

@@ -167,7 +167,7 @@ def test_a_model_has_the_same_bits_without_fusing(monkeypatch: pytest.MonkeyPatc
 
     def finish_and_keep(recorder: PlanRecorder, *arguments: Any, fusing: bool) -> None:
         finish(recorder, *arguments, fusing=fusing)
-        plans[fusing] = recorder._plan
+        plans[fusing] = recorder.plan
 
     digests = []
     for fusing in (True, False):

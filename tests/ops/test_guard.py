@@ -1,6 +1,7 @@
 """The guard stops at the op where a number goes wrong, ends only the request at fault, and changes no bit."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from karat import LLM, SamplingParams
 from karat.batch import ForwardBatch
 from karat.ops import registry
+from karat.ops.api import Embedding, Linear, Op, PagedAttention, Rope
 from karat.ops.reference import ReferenceOps
 from tests.cli import alphabet_model
 
@@ -60,27 +62,25 @@ class Wrong(ReferenceOps):
         self.batch = batch
         return batch
 
-    def rope(self, x: Any, table: Any, step: Any, *, name: str) -> Any:
-        return self._spoilt("rope", super().rope(x, table, step, name=name), step, 1.01)
-
-    def embedding(self, step: Any, *args: Any, **rest: Any) -> Any:
-        return self._spoilt("embedding", super().embedding(step, *args, **rest), step, 1e20)
-
-    def linear(self, *args: Any, name: str, **rest: Any) -> Any:
-        out = super().linear(*args, name=name, **rest)
-        if name == "lm_head" and self.what in ("same", "absurd"):
-            out = np.array(out)
-            out[-1] = out[-1, 0] if self.what == "same" else out[-1] * np.float32(1e7)
+    def apply(self, op: Op[Any]) -> Any:
+        if isinstance(op, PagedAttention) and (observe := op.observe):
+            op = replace(op, observe=lambda what, values: observe(what, self._weights(what, values)))
+        out = super().apply(op)
+        match op:
+            case Rope():
+                return self._spoilt("rope", out, op.step, 1.01)
+            case Embedding():
+                return self._spoilt("embedding", out, op.step, 1e20)
+            case Linear(name="lm_head") if self.what in ("same", "absurd"):
+                out = np.array(out)
+                out[-1] = out[-1, 0] if self.what == "same" else out[-1] * np.float32(1e7)
         return out
 
-    def paged_attention(self, *args: Any, observe: Any = None, **rest: Any) -> Any:
-        def spoilt(what: str, values: np.ndarray) -> None:
-            if self.what == "weights" and what == "weights":
-                values = values.copy()
-                values[1, -1] *= 0.9
-            observe(what, values)
-
-        return super().paged_attention(*args, observe=spoilt if observe else None, **rest)
+    def _weights(self, what: str, values: np.ndarray) -> np.ndarray:
+        if self.what == "weights" and what == "weights":
+            values = values.copy()
+            values[1, -1] *= 0.9
+        return values
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from karat.config import embedded_model_path
 from karat.engine.loading import Preparation
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config
+from karat.ops.api import Linear, Op
 from karat.ops.fma import fma
 from karat.ops.integer_reference import IntegerOps
 from karat.ops.integers import WIDTHS, CodedMatrix, coded, linear
-from karat.ops.reference import ReferenceOps
+from karat.ops.reference import ReferenceOps, whole_sum
 from karat.quant import FORMATS
 from karat.quant.codes import CODINGS
 from karat.text import Tokenizer
@@ -47,11 +48,10 @@ def chain(x: F32, matrix: CodedMatrix, ends: tuple[int, ...]) -> F32:
 class ChainOps(IntegerOps):
     """What IntegerOps load, multiplied by chains."""
 
-    def linear(self, x: Any, weight: Any, bias: Any = None, *, leaves: Any = None, **others: Any) -> Any:
-        if not isinstance(weight, CodedMatrix):
-            return super().linear(x, weight, bias, leaves=leaves, **others)
-        result = chain(x, weight, leaves or (weight.shape[1],))
-        return result if bias is None else result + bias
+    def apply(self, op: Op[Any]) -> Any:
+        if not (isinstance(op, Linear) and isinstance(op.weight, CodedMatrix)):
+            return super().apply(op)
+        return whole_sum(op, chain(op.x, op.weight, op.leaves or op.weight.shape[1:]))
 
 
 def of_the_chain(ours: NDArray[Any], theirs: NDArray[Any], exact: NDArray[Any]) -> float:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
-from karat.ops.api import StepLimits
+from karat.ops.api import GateUp, Linear, Op, Ops, Qkv
+from karat.ops.executor import StepLimits
 from karat.ops.integers import WIDTHS, coded, linear
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 from karat.ops.native import NativeOps, compiled_isas, supported_isas, unavailable_reason
@@ -210,38 +211,26 @@ def test_ranks_that_own_columns_have_the_bits_of_the_whole(stored: str, num_rank
                 assert_same_bits(tree[0], want[:tokens], f"{isa}, {width}")
 
 
-class Defined:
+class Defined(Ops):
     """The native executor with linear layers by the definition."""
 
     def __init__(self, ops: NativeOps, width: str) -> None:
         self._ops, self._width = ops, width
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ops, name)
-
     def load(self, weight: Weight) -> Any:
         """Matrices as they are stored; biases as both need them."""
         return weight if len(weight.shape) == 2 and weight.name != "table" else self._ops.load(weight)
 
-    def linear(
-        self,
-        x: F32,
-        weight: Weight,
-        bias: Any = None,
-        *,
-        leaves: tuple[int, ...] | None = None,
-        name: str,
-    ) -> F32:
-        ends = leaves or (weight.shape[1],)
-        return defined(x, weight, self._width, ends, None if bias is None else bias.values())
-
-    def qkv(self, x: F32, weights: Any, biases: Any, *, head_dim: int, names: Any) -> tuple[F32, ...]:
-        given = biases or (None, None, None)
-        flat = [self.linear(x, weight, bias, name="op") for weight, bias in zip(weights, given, strict=True)]
-        return tuple(result.reshape(len(x), -1, head_dim) for result in flat)
-
-    def gate_up(self, x: F32, weights: Any, biases: Any, *, names: Any) -> tuple[F32, ...]:
-        return tuple(self.linear(x, weight, name="op") for weight in weights)
+    def apply(self, op: Op[Any]) -> Any:
+        match op:
+            case Linear(x, weight, bias, leaves=leaves):
+                ends = leaves or (weight.shape[1],)
+                return defined(x, weight, self._width, ends, None if bias is None else bias.values())
+            case Qkv():
+                return tuple(self.apply(linear).reshape(len(op.x), -1, op.head_dim) for linear in op.alone())
+            case GateUp():
+                return tuple(self.apply(linear) for linear in op.alone())
+        return self._ops.apply(op)
 
 
 def layers(ops: Any, step: Any, weights: dict[str, Any], ends: dict[str, tuple[int, ...]], last: str) -> Any:

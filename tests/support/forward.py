@@ -11,7 +11,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
 from karat.models.registry import Model, build, read_config
-from karat.ops.api import CacheSpec, Ops
+from karat.ops.executor import CacheSpec, Executor
 
 
 class ArrayCheckpoint:
@@ -25,7 +25,9 @@ class ArrayCheckpoint:
         }
 
 
-def from_transformers(raw_config: Mapping[str, object], hf_model: Any, ops: Ops, num_positions: int = 512) -> Model:
+def from_transformers(
+    raw_config: Mapping[str, object], hf_model: Any, ops: Executor, num_positions: int = 512
+) -> Model:
     """Karat's model of a transformers model's weights, through Karat's own config reading and assignment."""
     tensors = {name: t.detach().float().numpy() for name, t in hf_model.state_dict().items()}
     if raw_config["tie_word_embeddings"]:
@@ -41,7 +43,7 @@ def run(
     kv_dtype: FloatName | None = None,
     block_size: int = 16,
     seed: int = 0,
-    ops: Ops | None = None,
+    ops: Executor | None = None,
 ) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of every token of every prompt: all in one batch, `chunk` tokens of each a step."""
     model = model if ops is None else model.on(ops)

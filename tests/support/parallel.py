@@ -26,7 +26,7 @@ from karat.models.families import FAMILIES
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config
 from karat.ops import registry
-from karat.ops.api import Runner
+from karat.ops.executor import Runner
 from karat.quant import FORMATS
 from karat.ranks.group import SINGLE, Group
 from karat.text.placeholder import placeholder_tokenizer

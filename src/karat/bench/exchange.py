@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from karat.children.connection import Connection, ConnectionEndedError
-from karat.ops.api import StepLimits
+from karat.ops.executor import StepLimits
 from karat.ops.native import NativeOps, plain_batch
 from karat.ops.native_plan import PlanRecorder, native
 from karat.ranks.group import Group

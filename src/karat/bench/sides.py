@@ -16,7 +16,7 @@ from karat.bench.accounting import Account, Work
 from karat.config import Settings
 from karat.engine.llm import LLM
 from karat.errors import NumericsError
-from karat.ops.api import Runner
+from karat.ops.executor import Runner
 from karat.ops.native import supported_isas
 from karat.request import Request, SamplingParams
 

@@ -25,7 +25,7 @@ from karat.engine.updates import Entry, PromptProgress, RequestUpdate
 from karat.engine.words import words_of
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
-from karat.ops.api import Runner
+from karat.ops.executor import Runner
 from karat.request import MAX_COUNT, Request
 from karat.text import Tokenizer
 

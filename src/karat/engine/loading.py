@@ -8,7 +8,7 @@ from karat.engine.step import model_runner
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
 from karat.models.registry import Model
-from karat.ops.api import Runner, StepLimits
+from karat.ops.executor import Runner, StepLimits
 from karat.ops.guard import Guard
 from karat.quant import FORMATS
 

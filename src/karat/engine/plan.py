@@ -18,8 +18,8 @@ from karat.models.cut_units import cut_units
 from karat.models.degrees import check_degree, num_kv_heads_held
 from karat.models.registry import Model, build, find_weights
 from karat.ops import registry
-from karat.ops.api import Ops, Runner
 from karat.ops.contract import activations_read, contract_of, integers_read
+from karat.ops.executor import Executor, Runner
 from karat.ops.rope_table import table_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class LoadPlan:
 
     checkpoint: ModelCheckpoint
     config: ModelConfig
-    ops: Ops
+    ops: Executor
     options: Options
     kv_dtype: FloatName
     sizes: EngineConfig
@@ -116,7 +116,7 @@ class LoadPlan:
         return ranks
 
 
-def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, options: Options) -> LoadPlan:
+def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, options: Options) -> LoadPlan:
     """The plan for loading a model. Nothing is loaded.
 
     Raises CheckpointError if the weights do not fit the config, CapacityError for lack of memory, UsageError for a
@@ -174,7 +174,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Ops, option
     )
 
 
-def _parts_bytes(config: ModelConfig, ops: Ops, options: Options, max_model_len: int) -> int:
+def _parts_bytes(config: ModelConfig, ops: Executor, options: Options, max_model_len: int) -> int:
     """What attention's parts take on all ranks together; other executors have none."""
     if ops.executor != "native":
         return 0
@@ -189,7 +189,7 @@ def _parts_bytes(config: ModelConfig, ops: Ops, options: Options, max_model_len:
     )
 
 
-def _max_step_ms(ops: Ops, options: Options) -> int:
+def _max_step_ms(ops: Executor, options: Options) -> int:
     """How long a step may take. How a prompt is cut into chunks changes no bit of the native executor, but others'."""
     if options.max_step_ms is not None:
         return options.max_step_ms

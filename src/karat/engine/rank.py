@@ -22,7 +22,7 @@ from karat.errors import KaratError, OutOfMemoryError, RankError
 from karat.models.opening import open_model
 from karat.models.registry import Model, build, read_config
 from karat.ops import registry
-from karat.ops.api import Runner
+from karat.ops.executor import Runner
 from karat.ranks.lifeline import end_with_parent
 from karat.ranks.shared_memory import SharedMemoryGroup, Tally
 

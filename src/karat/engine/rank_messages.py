@@ -6,7 +6,7 @@ import numpy as np
 from karat.batch import ForwardBatch
 from karat.checkpoint.overrides import Overrides
 from karat.config import Activations, FloatName
-from karat.ops.api import StepLimits
+from karat.ops.executor import StepLimits
 
 
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):

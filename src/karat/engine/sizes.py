@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from karat.kv.blocks import BLOCK_SIZE
-from karat.ops.api import StepLimits
+from karat.ops.executor import StepLimits
 
 PROMPT_LOGITS_BYTES = 64 * 1024**2  # the most bytes of logits of prompt positions in one step
 

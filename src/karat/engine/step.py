@@ -9,7 +9,8 @@ from karat.batch import ForwardBatch
 from karat.engine.scheduler import Chunk
 from karat.kv.blocks import BlockPool
 from karat.models.registry import Model
-from karat.ops.api import Cache, Runner, StepLimits
+from karat.ops.api import Cache
+from karat.ops.executor import Runner, StepLimits
 
 
 def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) -> ForwardBatch:
@@ -66,4 +67,4 @@ def model_runner(model: Model, cache: Cache, limits: StepLimits) -> Runner:
     ops, group = model.ops, model.group
     if group.size > 1 and group.channel is None:  # the transport needs the host between ops, so no plan is recorded
         return lambda batch: ops.read(model.forward(ops.begin(batch), cache))
-    return ops.runner(lambda ops, step: model.on(ops).forward(step, cache), limits)
+    return ops.runner(lambda ops, step: model.forward(step, cache, ops), limits)

@@ -22,11 +22,12 @@ array [layers, slots, kv_heads, head_dim] for K and one for V.
 
 from karat.config import FloatName, ModelConfig
 from karat.kv.blocks import BLOCK_SIZE
-from karat.ops.api import Cache, CacheSpec, Ops
+from karat.ops.api import Cache
+from karat.ops.executor import CacheSpec, Executor
 
 
 def new_cache(
-    ops: Ops,
+    ops: Executor,
     config: ModelConfig,
     dtype: FloatName,
     num_blocks: int,

@@ -24,7 +24,7 @@ class QKVParallelLinear:
             for part, size, pieces in (("q", q_size, q_pieces), ("k", kv_size, kv_pieces), ("v", kv_size, kv_pieces))
         )
 
-    def __call__(self, ops: Ops, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, ops: Ops, x: Tensor) -> tuple[Tensor, ...]:
         q, k, v = self.q_proj, self.k_proj, self.v_proj
         return ops.qkv(
             x,
@@ -46,7 +46,7 @@ class GateUpParallelLinear:
             for which in ("gate", "up")
         )
 
-    def __call__(self, ops: Ops, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, ops: Ops, x: Tensor) -> tuple[Tensor, ...]:
         gate, up = self.gate_proj, self.up_proj
         return ops.gate_up(
             x,

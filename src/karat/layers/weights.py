@@ -5,7 +5,8 @@ from typing import Protocol
 
 from karat.checkpoint.slices import sliced
 from karat.checkpoint.weights import Weight, WeightSpec
-from karat.ops.api import Loaded, Ops
+from karat.ops.api import Loaded
+from karat.ops.executor import Executor
 
 Take = Callable[[WeightSpec], Loaded]
 
@@ -60,7 +61,7 @@ class WeightLoader:
 
     def __init__(
         self,
-        ops: Ops,
+        ops: Executor,
         weights: Mapping[str, Weight],
         prepare: Prepare,
         progress: Callable[[int, int], None] | None = None,

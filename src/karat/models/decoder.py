@@ -11,6 +11,7 @@ from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import SpecCollector, Take
 from karat.models.families import FAMILIES
 from karat.ops.api import Cache, Ops, Step, Tensor
+from karat.ops.executor import Executor
 from karat.ranks.group import SINGLE, Group
 
 
@@ -32,7 +33,7 @@ class Decoder:
         """KV heads that its cache holds: all, or those of this rank."""
         return self.layers[0].self_attn.num_kv_heads
 
-    def rope_tables(self, ops: Ops, num_positions: int) -> RopeTables:
+    def rope_tables(self, ops: Executor, num_positions: int) -> RopeTables:
         """The RoPE tables of its layers for positions below `num_positions`, each made once."""
         ropes = {layer.self_attn.rope for layer in self.layers}
         head_dim = self.config.head_dim

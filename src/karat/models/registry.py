@@ -19,6 +19,7 @@ from karat.models.families import COMPOSITES, FAMILIES
 from karat.models.family import Family
 from karat.models.reader import ConfigReader
 from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
+from karat.ops.executor import Executor
 from karat.ranks.group import SINGLE, Group
 from karat.request import shown
 
@@ -33,7 +34,7 @@ class Model:
     def __init__(
         self,
         config: ModelConfig,
-        ops: Ops,
+        ops: Executor,
         decoder: Decoder,
         ropes: RopeTables,
         group: Group = SINGLE,
@@ -50,11 +51,14 @@ class Model:
         self._decoder = decoder
         self._ropes = ropes
 
-    def forward(self, step: Step, cache: Cache) -> Tensor:
-        """Write K and V of the step's tokens to the cache. Returns the logits [rows, vocab] of its logit_rows."""
-        return self._decoder(self.ops, step, cache, self._ropes)
+    def forward(self, step: Step, cache: Cache, ops: Ops | None = None) -> Tensor:
+        """Write K and V of the step's tokens to the cache. Returns the logits [rows, vocab] of its logit_rows.
 
-    def on(self, ops: Ops) -> "Model":
+        `ops` are those that the executor gives while it records.
+        """
+        return self._decoder(self.ops if ops is None else ops, step, cache, self._ropes)
+
+    def on(self, ops: Executor) -> "Model":
         """The same model run through `ops`, a Tap of this model's executor."""
         return Model(self.config, ops, self._decoder, self._ropes, self.group, self.parts, self.bytes_read, self.types)
 
@@ -113,7 +117,7 @@ def find_weights(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Weigh
 
 def build(
     config: ModelConfig,
-    ops: Ops,
+    ops: Executor,
     checkpoint: Checkpoint,
     *,
     num_positions: int,

@@ -1,11 +1,16 @@
 """Guard: wraps an executor and stops at the first impossible result; the error names op, layer and token."""
 
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.errors import NumericsError
-from karat.ops.api import Cache, HeadGroups, Observer, Ops, RopeTable, Step, Tensor
+from karat.ops.api import Observer, Op, PagedAttention, Rope, Step, Tensor
+from karat.ops.executor import Executor
 from karat.ops.tap import Tap
 
 Array = NDArray[np.floating]
@@ -19,7 +24,7 @@ SLACK = 1e-3
 
 
 class Guard(Tap):
-    """Ops with the same bits as `inner` that check every named result. No result is kept.
+    """An executor with the same bits as `inner` that checks every named result. No result is kept.
 
     The op at which a fault arises raises NumericsError: for NaN, infinity, magnitudes above LARGEST, attention weights
     below 0 or with a sum other than 1, RoPE that changes a pair's length, logits of a token that are all equal, and
@@ -27,7 +32,7 @@ class Guard(Tap):
     ends with this error.
     """
 
-    def __init__(self, inner: Ops) -> None:
+    def __init__(self, inner: Executor) -> None:
         super().__init__(inner, keep=lambda name: not name.endswith((".scores", ".weights")))
         self._batch: ForwardBatch | None = None
 
@@ -36,7 +41,7 @@ class Guard(Tap):
         return super().begin(batch)
 
     def _record(self, name: str, x: Tensor) -> Tensor:
-        values = self._inner.read(x)
+        values = self.read(x)
         if not np.isfinite(values).all():
             self._stop(name, values, ~np.isfinite(values), "every result before it was finite")
         limit = LARGEST_LOGIT if name == "lm_head" else LARGEST
@@ -48,10 +53,16 @@ class Guard(Tap):
                 self._stop(name, values, same & np.ones_like(values, bool), "all logits of the token are this number")
         return x
 
-    def rope(self, x: Tensor, table: RopeTable, step: Step, *, name: str) -> Tensor:
-        before = np.array(self._inner.read(x), np.float64)  # [tokens, heads, head_dim]
-        result = super().rope(x, table, step, name=name)
-        after = np.asarray(self._inner.read(result), np.float64)
+    def apply(self, op: Op[Any]) -> Any:
+        if isinstance(op, PagedAttention):
+            op = replace(op, observe=self._looking_at_weights(op))
+        result = super().apply(op)
+        if isinstance(op, Rope):
+            self._look_at_lengths(op.name, *(np.asarray(self.read(x), np.float64) for x in (op.x, result)))
+        return result
+
+    def _look_at_lengths(self, name: str, before: Array, after: Array) -> None:
+        """Of x [tokens, heads, head_dim] before and after RoPE."""
         lengths, turned = (np.linalg.norm(part, axis=-1) for part in (before, after))
         seen = lengths > 1e-20 * max(1.0, float(lengths.max(initial=0)))
         ratios = np.where(seen, turned / np.where(seen, lengths, 1), 1.0)
@@ -60,35 +71,18 @@ class Guard(Tap):
         if wrong.any():
             why = f"times its length before RoPE, others {factor:.6g} times; RoPE must keep lengths"
             self._stop(name, ratios, wrong, why)
-        return result
 
-    def paged_attention(
-        self,
-        q: Tensor,
-        cache: Cache,
-        layer: int,
-        step: Step,
-        *,
-        scale: float,
-        window: int | None,
-        name: str,
-        groups: HeadGroups | None = None,
-        observe: Observer | None = None,
-    ) -> Tensor:
-        prefix = name.rpartition(".")[0]
-        sequence = 0
+    def _looking_at_weights(self, op: PagedAttention) -> Observer:
+        prefix, observe = op.name.rpartition(".")[0], op.observe
+        sequences = count()
 
         def look(what: str, values: Array) -> None:
-            nonlocal sequence
             if what == "weights":
-                self._look_at_weights(f"{prefix}.weights", values, sequence)
-                sequence += 1
+                self._look_at_weights(f"{prefix}.weights", values, next(sequences))
             if observe:
                 observe(what, values)
 
-        return super().paged_attention(
-            q, cache, layer, step, scale=scale, window=window, name=name, groups=groups, observe=look
-        )
+        return look
 
     def _look_at_weights(self, name: str, weights: Array, sequence: int) -> None:
         """weights [heads, new tokens, keys] of one sequence."""

@@ -6,16 +6,16 @@ without codes.
 """
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from karat.checkpoint.weights import Weight
-from karat.config import Activations
-from karat.ops.api import Held
+from karat.ops.api import Linear, Op
+from karat.ops.executor import Held
 from karat.ops.integers import CodedMatrix, Width, coded, linear
-from karat.ops.reference import Array, ReferenceOps, require
+from karat.ops.reference import Array, ReferenceOps, require_fits, whole_sum
 from karat.quant.codes import CODINGS
-from karat.ranks.group import Group, tree_sum
 
 
 class IntegerOps(ReferenceOps):
@@ -26,11 +26,7 @@ class IntegerOps(ReferenceOps):
 
     def __init__(self, width: Width) -> None:
         super().__init__("float32")
-        self.width = width
-
-    @property
-    def activations(self) -> Activations:
-        return self.width.name
+        self.width, self.activations = width, width.name
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         if dtype not in CODINGS or len(shape) != 2:
@@ -44,20 +40,8 @@ class IntegerOps(ReferenceOps):
         """A coded matrix as the float32 values of its codes."""
         return super().held(loaded[:] if isinstance(loaded, CodedMatrix) else loaded)
 
-    def linear(
-        self,
-        x: Array,
-        weight: Array | CodedMatrix,
-        bias: Array | None = None,
-        *,
-        leaves: tuple[int, ...] | None = None,
-        group: Group | None = None,
-        name: str,
-    ) -> Array:
-        if not isinstance(weight, CodedMatrix):
-            return super().linear(x, weight, bias, leaves=leaves, group=group, name=name)
-        require(x.shape[-1] == weight.shape[1], name, f"weight [out, in] {weight.shape} for rows of {x.shape[-1]}")
-        result: Array = linear(x.astype(np.float32), weight, self.width, leaves or (weight.shape[1],))
-        if group is not None:
-            result = tree_sum(group.all_gather(result))
-        return result if bias is None else result + bias
+    def apply(self, op: Op[Any]) -> Any:
+        if not (isinstance(op, Linear) and isinstance(op.weight, CodedMatrix)):
+            return super().apply(op)
+        require_fits(op)
+        return whole_sum(op, linear(op.x.astype(np.float32), op.weight, self.width, op.leaves or op.weight.shape[1:]))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,12 @@ from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, Activations, FloatName, RopeConfig
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
-from karat.ops.api import CacheSpec, HeadGroups, Held, Loaded, Observer, Runner, StepLimits
+from karat.ops.api import Embedding, GatherColumns, Linear, Loaded, Observer, Op, Ops, PagedAttention, Step, Tensor
+from karat.ops.executor import CacheSpec, Executor, Held, Runner, StepLimits
 from karat.ops.integers import WIDTHS
 from karat.ops.native_plan import Handle, PlanRecorder, native, unavailable_reason
 from karat.ops.rope_table import cos_sin_table
-from karat.ranks.group import Group, Share, tree_sum
+from karat.ranks.group import Share, tree_sum
 
 Array = NDArray[np.floating]
 
@@ -68,13 +70,17 @@ def _cannot_run(isa: str, runnable: Sequence[str]) -> str:
     )
 
 
-class NativeOps:
-    """Ops (karat.ops.api) on NumPy arrays in float32.
+class NativeOps(Executor):
+    """An executor (karat.ops.executor) on NumPy arrays in float32.
 
     `isa` is the kernel build, one of `supported_isas()`; None takes the fastest. `threads` is the number of threads
     that work on an op; None takes one for each physical core that the process may use. Raises ExecutorError for a
     dtype, a build, a number of threads or activations that are not available.
     """
+
+    executor = "native"
+    dtype: FloatName = "float32"
+    default_kv_dtype: FloatName = "float16"
 
     def __init__(
         self,
@@ -101,18 +107,6 @@ class NativeOps:
         self.isa = isa or runnable[-1]
         self.threads = min(num_physical_cores(), most) if threads is None else threads
         self._packer = native().Packer(self.threads)
-
-    @property
-    def executor(self) -> str:
-        return "native"
-
-    @property
-    def dtype(self) -> FloatName:
-        return "float32"
-
-    @property
-    def default_kv_dtype(self) -> FloatName:
-        return "float16"
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         if len(shape) == 1 or dtype not in native().formats():
@@ -179,16 +173,10 @@ class NativeOps:
             spec.dtype, spec.num_layers, spec.num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim
         )
 
-    def begin(self, batch: ForwardBatch) -> ForwardBatch:
-        return batch
-
-    def read(self, x: Array) -> Array:
-        return x
-
-    def runner(self, forward: Callable[..., object], limits: StepLimits) -> Runner:
+    def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
         """`forward` recorded as one plan, for steps within `limits`. The next step overwrites the result."""
         recorder = PlanRecorder(self.isa, self.threads, self.activations)
-        result = forward(recorder, recorder.begin(None))
+        result = forward(recorder, None)
         assert isinstance(result, Handle), "a model returns the result of an op"
         recorder.finish(limits, [result])
 
@@ -198,119 +186,54 @@ class NativeOps:
 
         return run
 
-    def embedding(self, step: ForwardBatch, table: Loaded, *, share: Share | None = None, name: str) -> Array:
-        if share is None or share.group.channel is not None:
-            return self._now([], lambda ops: ops.embedding(step, table, share=share, name=name), step)
-        own = share.group.rank == share.owners(step.token_ids)
-        local = replace(step, token_ids=np.where(own, step.token_ids - share.first, 0).astype(np.int32))
-        return share.rows_of_owners(step.token_ids, self.embedding(local, table, name=name))
+    def apply(self, op: Op[Any]) -> Any:
+        match op:
+            case Embedding(share=Share() as share) if share.group.channel is None:
+                return self._embedding_over(op, share)
+            case Linear(group=group) if group is not None and group.channel is None:
+                whole = tree_sum(group.all_gather(self.apply(replace(op, bias=None, group=None))))
+                return whole if op.bias is None else whole + op.bias.values()
+            case GatherColumns(share=share) if share.group.channel is None:
+                return share.group.gather_columns(op.x, share)
+            case PagedAttention(observe=observe) if observe is not None:
+                alone = replace(op, observe=None)
+                self._show_scores(alone, observe)
+                return self._run(alone)
+        return self._run(op)
 
-    def rms_norm(self, x: Array, weight: Loaded, eps: float, *, name: str) -> Array:
-        return self._now([x], lambda ops, h: ops.rms_norm(h, weight, eps, name=name))
+    def _embedding_over(self, op: Embedding, share: Share) -> Array:
+        ids = op.step.token_ids
+        own = share.group.rank == share.owners(ids)
+        local = replace(op.step, token_ids=np.where(own, ids - share.first, 0).astype(np.int32))
+        return share.rows_of_owners(ids, self.apply(replace(op, step=local, share=None)))
 
-    def linear(
-        self,
-        x: Array,
-        weight: Loaded,
-        bias: Loaded | None = None,
-        *,
-        leaves: tuple[int, ...] | None = None,
-        group: Group | None = None,
-        name: str,
-    ) -> Array:
-        if group is None or group.channel is not None:
-            return self._now([x], lambda ops, h: ops.linear(h, weight, bias, leaves=leaves, group=group, name=name))
-        whole = tree_sum(group.all_gather(self.linear(x, weight, leaves=leaves, name=name)))
-        return whole if bias is None else whole + bias.values()
+    def _show_scores(self, op: PagedAttention, observe: Observer) -> None:
+        step = op.step
+        for seq, context_len in enumerate(step.context_lens):
+            new = int(step.query_starts[seq + 1] - step.query_starts[seq])
+            scores = np.full((op.q.shape[1], new, int(context_len)), -np.inf, np.float32)
+            self._run(op, scores, seq)
+            shifted = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+            observe("scores", scores)
+            observe("weights", (shifted / shifted.sum(axis=-1, keepdims=True)).astype(np.float32))
 
-    def gather_columns(self, x: Array, share: Share, *, name: str) -> Array:
-        if share.group.channel is None:
-            return share.group.gather_columns(x, share)
-        return self._now([x], lambda ops, h: ops.gather_columns(h, share, name=name))
-
-    def qkv(
-        self,
-        x: Array,
-        weights: tuple[Loaded, Loaded, Loaded],
-        biases: tuple[Loaded, Loaded, Loaded] | None,
-        *,
-        head_dim: int,
-        names: tuple[str, str, str],
-    ) -> tuple[Array, Array, Array]:
-        q, k, v = self._all([x], lambda ops, h: ops.qkv(h, weights, biases, head_dim=head_dim, names=names))
-        return q, k, v
-
-    def gate_up(
-        self,
-        x: Array,
-        weights: tuple[Loaded, Loaded],
-        biases: tuple[Loaded, Loaded] | None,
-        *,
-        names: tuple[str, str],
-    ) -> tuple[Array, Array]:
-        gate, up = self._all([x], lambda ops, h: ops.gate_up(h, weights, biases, names=names))
-        return gate, up
-
-    def silu_mul(self, gate: Array, up: Array, *, name: str) -> Array:
-        return self._now([gate, up], lambda ops, g, u: ops.silu_mul(g, u, name=name))
-
-    def add(self, x: Array, y: Array, *, name: str) -> Array:
-        return self._now([x, y], lambda ops, a, b: ops.add(a, b, name=name))
-
-    def rope(self, x: Array, table: Loaded, step: ForwardBatch, *, name: str) -> Array:
-        return self._now([x], lambda ops, h: ops.rope(h, table, step, name=name), step)
-
-    def kv_write(self, k: Array, v: Array, cache: Loaded, layer: int, step: ForwardBatch) -> None:
-        self._all([k, v], lambda ops, a, b: ops.kv_write(a, b, cache, layer, step) or [], step)
-
-    def paged_attention(
-        self,
-        q: Array,
-        cache: Loaded,
-        layer: int,
-        step: ForwardBatch,
-        *,
-        scale: float,
-        window: int | None,
-        name: str,
-        groups: HeadGroups | None = None,
-        observe: Observer | None = None,
-    ) -> Array:
-        def attend(ops: PlanRecorder, h: Handle) -> Handle:
-            return ops.paged_attention(h, cache, layer, step, scale=scale, window=window, name=name, groups=groups)
-
-        if observe:
-            for seq, context_len in enumerate(step.context_lens):
-                new = int(step.query_starts[seq + 1] - step.query_starts[seq])
-                scores = np.full((q.shape[1], new, int(context_len)), -np.inf, np.float32)
-                self._all([q], lambda ops, h: [attend(ops, h)], step, scores, seq)
-                shifted = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
-                observe("scores", scores)
-                observe("weights", (shifted / shifted.sum(axis=-1, keepdims=True)).astype(np.float32))
-        return self._now([q], attend, step)
-
-    def select_rows(self, x: Array, step: ForwardBatch, *, name: str) -> Array:
-        return self._now([x], lambda ops, h: ops.select_rows(h, step, name=name), step)
-
-    def _now(self, inputs: list[Array], op: Callable[..., Handle], step: ForwardBatch | None = None) -> Array:
-        return self._all(inputs, lambda *args: [op(*args)], step)[0]
-
-    def _all(
-        self,
-        inputs: list[Array],
-        op: Callable[..., Sequence[Handle]],
-        step: ForwardBatch | None = None,
-        scores: NDArray[np.float32] | None = None,
-        score_seq: int = 0,
-    ) -> list[Array]:
-        """The results of one op, run as a plan of its own on copies of the inputs [rows, …]."""
-        for x in inputs:
+    def _run(self, op: Op[Any], scores: NDArray[np.float32] | None = None, score_seq: int = 0) -> Any:
+        """The result of an op, run as a plan of its own on copies of its inputs [rows, …]."""
+        inputs, kept = op.given(Tensor), []
+        for x in inputs.values():
             if x.dtype != np.float32:
                 raise ExecutorError(f"an input of {x.dtype}; native kernels compute in float32")
         recorder = PlanRecorder(self.isa, self.threads, self.activations)
-        handles = [recorder.input(x.shape[1:]) for x in inputs]
-        results = list(op(recorder, *handles))
-        batch = step if step is not None else plain_batch(len(inputs[0]))
+        handles = {field: recorder.input(x.shape[1:]) for field, x in inputs.items()}
+        result = recorder.apply(replace(op, **handles))
+
+        def keep(name: str, handle: Handle) -> Handle:
+            kept.append(handle)
+            return handle
+
+        op.each(keep, result)
+        steps = op.given(Step)
+        batch = steps["step"] if steps else plain_batch(len(next(iter(inputs.values()))))
         recorder.finish(
             StepLimits(
                 num_tokens=batch.num_tokens,
@@ -318,12 +241,12 @@ class NativeOps:
                 num_seqs=batch.num_seqs,
                 context_len=int(batch.context_lens.max()),
             ),
-            results,
+            kept,
         )
-        for handle, x in zip(handles, inputs, strict=True):
-            recorder.fill(handle, x)
+        for field, x in inputs.items():
+            recorder.fill(handles[field], x)
         recorder.run(batch, scores, score_seq)
-        return [recorder.value(result).copy() for result in results]
+        return op.each(lambda name, handle: recorder.value(handle).copy(), result)
 
 
 def plain_batch(rows: int) -> ForwardBatch:

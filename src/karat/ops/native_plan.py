@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.config import DEFAULT_ACTIVATIONS
 from karat.errors import CapacityError, ExecutorError, NumericsError
-from karat.ops.api import HeadGroups, Loaded, Observer, StepLimits
-from karat.ranks.group import Group, Share
+from karat.ops import api
+from karat.ops.api import HeadGroups, Op, Ops, Table, table_of
+from karat.ops.executor import StepLimits
+from karat.ranks.group import Group
 
 try:
     import karat._native as _native
@@ -66,12 +68,12 @@ class Handle:
         self._refuse()
 
 
-class PlanRecorder:
-    """The arithmetic of Ops (karat.ops.api); each call records one op. Then `finish` once, and `run` once a step."""
+class PlanRecorder(Ops):
+    """Ops that are recorded, not computed. After the last one `finish` is called once, and `run` once a step."""
 
     def __init__(self, isa: str, threads: int, activations: str = DEFAULT_ACTIVATIONS) -> None:
         try:
-            self._plan = _native.Plan(isa, threads, activations)
+            self.plan = _native.Plan(isa, threads, activations)
         except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
 
@@ -79,111 +81,11 @@ class PlanRecorder:
 
     def input(self, tail: tuple[int, ...]) -> Handle:
         """An input [rows, *tail], to be filled before each run."""
-        return Handle(self._plan.input(prod(tail)), tail)
+        return Handle(self.plan.input(prod(tail)), tail)
 
-    def begin(self, batch: object) -> object:
-        """The step of a plan: it stands for every batch that the plan will run."""
-        return batch
-
-    def embedding(self, step: object, table: Loaded, *, share: Share | None = None, name: str) -> Handle:
-        if share is None:
-            return Handle(self._plan.embedding(table), (table.columns,))
-        register = self._plan.embedding_over(_channel(share.group, name), table, share.ends)
-        return Handle(register, (table.columns,))
-
-    def rms_norm(self, x: Handle, weight: Loaded, eps: float, *, name: str) -> Handle:
-        if len(weight) != x.tail[-1]:
-            raise ExecutorError(f"{name}: a weight of {len(weight)} for rows of {x.tail[-1]}")
-        if not 0 <= eps < np.inf:
-            raise ExecutorError(f"{name}: eps={eps}; expected a finite number of at least 0")
-        return Handle(self._plan.rms_norm(x.register, weight, eps), x.tail)
-
-    def linear(
-        self,
-        x: Handle,
-        weight: Loaded,
-        bias: Loaded | None = None,
-        *,
-        leaves: tuple[int, ...] | None = None,
-        group: Group | None = None,
-        name: str,
-    ) -> Handle:
-        if group is None:
-            return self._linears(x, (weight,), None if bias is None else (bias,), (name,), leaves)[0]
-        self._require_fits(x, weight, bias, name)
-        ends = leaves or (weight.columns,)
-        return Handle(self._plan.linear_over(_channel(group, name), x.register, weight, bias, ends), (weight.rows,))
-
-    def gather_columns(self, x: Handle, share: Share, *, name: str) -> Handle:
-        register = self._plan.gather(_channel(share.group, name), x.register, share.first, share.total)
-        return Handle(register, (share.total,))
-
-    def qkv(
-        self,
-        x: Handle,
-        weights: tuple[Loaded, Loaded, Loaded],
-        biases: tuple[Loaded, Loaded, Loaded] | None,
-        *,
-        head_dim: int,
-        names: tuple[str, str, str],
-    ) -> tuple[Handle, Handle, Handle]:
-        q, k, v = (
-            Handle(flat.register, (flat.tail[0] // head_dim, head_dim))
-            for flat in self._linears(x, weights, biases, names)
-        )
-        return q, k, v
-
-    def gate_up(
-        self,
-        x: Handle,
-        weights: tuple[Loaded, Loaded],
-        biases: tuple[Loaded, Loaded] | None,
-        *,
-        names: tuple[str, str],
-    ) -> tuple[Handle, Handle]:
-        gate, up = self._linears(x, weights, biases, names)
-        return gate, up
-
-    def silu_mul(self, gate: Handle, up: Handle, *, name: str) -> Handle:
-        self._require(gate.tail == up.tail, name, f"gate {gate.tail} and up {up.tail} differ")
-        return Handle(self._plan.silu_mul(gate.register, up.register), gate.tail)
-
-    def add(self, x: Handle, y: Handle, *, name: str) -> Handle:
-        self._require(x.tail == y.tail, name, f"rows of {x.tail} + rows of {y.tail}")
-        return Handle(self._plan.add(x.register, y.register), x.tail)
-
-    def rope(self, x: Handle, table: Loaded, step: object, *, name: str) -> Handle:
-        self._require(x.tail[-1] == table.head_dim, name, f"a table for head_dim {table.head_dim}, got {x.tail[-1]}")
-        return Handle(self._plan.rope(x.register, table), x.tail)
-
-    def kv_write(self, k: Handle, v: Handle, cache: Loaded, layer: int, step: object) -> None:
-        held = (cache.num_kv_heads, cache.head_dim)
-        self._require(k.tail == v.tail == held, "kv_write", f"K {k.tail} and V {v.tail} for a cache of {held}")
-        self._plan.kv_write(k.register, v.register, cache, layer)
-
-    def paged_attention(
-        self,
-        q: Handle,
-        cache: Loaded,
-        layer: int,
-        step: object,
-        *,
-        scale: float,
-        window: int | None,
-        name: str,
-        groups: HeadGroups | None = None,
-        observe: Observer | None = None,
-    ) -> Handle:
-        heads, head_dim = q.tail
-        groups = groups or HeadGroups.equal(heads, cache.num_kv_heads)
-        fits = head_dim == cache.head_dim and groups.fit(heads, cache.num_kv_heads)
-        self._require(fits, name, f"{q.tail} in {groups} over {cache.num_kv_heads} KV heads of {cache.head_dim}")
-        self._require(observe is None, name, "scores are observed op by op, not in a recorded plan")
-        register = self._plan.attention(q.register, cache, layer, scale, window or 0, groups.size, groups.first)
-        return Handle(register, (heads * head_dim,))
-
-    def select_rows(self, x: Handle, step: object, *, name: str) -> Handle:
-        return Handle(self._plan.select(x.register), x.tail)
+    def apply(self, op: Op[Any]) -> Any:
+        """The op's result as handles. The step stands for every batch that the plan will run, and is not looked at."""
+        return _RECORDED[type(op)](self, op)
 
     def finish(self, limits: StepLimits, kept: Sequence[Handle], *, fusing: bool = True) -> None:
         """End the recording. Only the handles in `kept` have values after a run.
@@ -193,7 +95,7 @@ class PlanRecorder:
         """
         registers = [handle.register for handle in kept]
         try:
-            self._plan.finish(
+            self.plan.finish(
                 limits.num_tokens, limits.num_logit_rows, limits.num_seqs, limits.context_len, registers, fusing
             )
         except MemoryError as fault:
@@ -202,36 +104,12 @@ class PlanRecorder:
                 "max_num_batched_tokens (--max-num-batched-tokens), the number of tokens that a step computes"
             ) from fault
 
-    def _linears(
-        self,
-        x: Handle,
-        weights: Sequence[Loaded],
-        biases: Sequence[Loaded] | None,
-        names: Sequence[str],
-        leaves: tuple[int, ...] | None = None,
-    ) -> list[Handle]:
-        given = biases or (None,) * len(weights)
-        for weight, bias, name in zip(weights, given, names, strict=True):
-            self._require_fits(x, weight, bias, name)
-        registers = self._plan.linear(x.register, list(weights), list(given), leaves or x.tail)
-        return [Handle(register, (weight.rows,)) for register, weight in zip(registers, weights, strict=True)]
-
-    def _require_fits(self, x: Handle, weight: Loaded, bias: Loaded | None, name: str) -> None:
-        shape = (weight.rows, weight.columns)
-        self._require(x.tail == shape[1:], name, f"a weight [out, in] of {shape} for rows of {x.tail}")
-        self._require(bias is None or len(bias) == weight.rows, name, "a bias that does not fit its weight")
-
-    @staticmethod
-    def _require(condition: bool, op: str, message: str) -> None:
-        if not condition:
-            raise ExecutorError(f"{op}: {message}")
-
     # ---- running
 
     def fill(self, handle: Handle, values: NDArray[np.floating]) -> None:
         """Set the value [rows, *tail] of an input."""
         rows: NDArray[np.floating] = np.ascontiguousarray(values, np.float32).reshape(len(values), prod(handle.tail))
-        self._plan.write(handle.register, rows)
+        self.plan.write(handle.register, rows)
 
     def run(self, batch: ForwardBatch, scores: NDArray[np.float32] | None = None, score_seq: int = 0) -> None:
         """Run one step. If `scores` is given, the attention scores of sequence `score_seq` are written to it.
@@ -240,7 +118,7 @@ class PlanRecorder:
         of the plan.
         """
         try:
-            lost = self._plan.run(
+            lost = self.plan.run(
                 batch.token_ids,
                 batch.positions,
                 batch.slots,
@@ -263,5 +141,119 @@ class PlanRecorder:
 
     def value(self, handle: Handle) -> NDArray[np.floating]:
         """The value [rows, *tail] of a kept handle after a run. The next run overwrites it."""
-        rows: NDArray[np.floating] = self._plan.read(handle.register)
+        rows: NDArray[np.floating] = self.plan.read(handle.register)
         return rows.reshape(len(rows), *handle.tail)
+
+
+def _require(condition: bool, op: str, message: str) -> None:
+    if not condition:
+        raise ExecutorError(f"{op}: {message}")
+
+
+def _embedding(recorder: PlanRecorder, op: api.Embedding) -> Handle:
+    plan, share = recorder.plan, op.share
+    if share is None:
+        return Handle(plan.embedding(op.table), (op.table.columns,))
+    return Handle(plan.embedding_over(_channel(share.group, op.name), op.table, share.ends), (op.table.columns,))
+
+
+def _rms_norm(recorder: PlanRecorder, op: api.RmsNorm) -> Handle:
+    _require(len(op.weight) == op.x.tail[-1], op.name, f"a weight of {len(op.weight)} for rows of {op.x.tail[-1]}")
+    _require(0 <= op.eps < np.inf, op.name, f"eps={op.eps}; expected a finite number of at least 0")
+    return Handle(recorder.plan.rms_norm(op.x.register, op.weight, op.eps), op.x.tail)
+
+
+def _linear(recorder: PlanRecorder, op: api.Linear) -> Handle:
+    if op.group is None:
+        return _linears(recorder, [op])[0]
+    _require_fits(op)
+    channel, ends = _channel(op.group, op.name), op.leaves or (op.weight.columns,)
+    register = recorder.plan.linear_over(channel, op.x.register, op.weight, op.bias, ends)
+    return Handle(register, (op.weight.rows,))
+
+
+def _linears(recorder: PlanRecorder, ops: Sequence[api.Linear]) -> list[Handle]:
+    """Layers of one x with one list of leaves."""
+    for op in ops:
+        _require_fits(op)
+    x, weights = ops[0].x, [op.weight for op in ops]
+    registers = recorder.plan.linear(x.register, weights, [op.bias for op in ops], ops[0].leaves or x.tail)
+    return [Handle(register, (weight.rows,)) for register, weight in zip(registers, weights, strict=True)]
+
+
+def _require_fits(op: api.Linear) -> None:
+    x, weight, bias = op.x, op.weight, op.bias
+    shape = (weight.rows, weight.columns)
+    _require(x.tail == shape[1:], op.name, f"a weight [out, in] of {shape} for rows of {x.tail}")
+    _require(bias is None or len(bias) == weight.rows, op.name, "a bias that does not fit its weight")
+
+
+def _gather_columns(recorder: PlanRecorder, op: api.GatherColumns) -> Handle:
+    share = op.share
+    register = recorder.plan.gather(_channel(share.group, op.name), op.x.register, share.first, share.total)
+    return Handle(register, (share.total,))
+
+
+def _qkv(recorder: PlanRecorder, op: api.Qkv) -> tuple[Handle, ...]:
+    flat = _linears(recorder, op.alone())
+    return tuple(Handle(part.register, (part.tail[0] // op.head_dim, op.head_dim)) for part in flat)
+
+
+def _gate_up(recorder: PlanRecorder, op: api.GateUp) -> tuple[Handle, ...]:
+    return tuple(_linears(recorder, op.alone()))
+
+
+def _silu_mul(recorder: PlanRecorder, op: api.SiluMul) -> Handle:
+    _require(op.gate.tail == op.up.tail, op.name, f"gate {op.gate.tail} and up {op.up.tail} differ")
+    return Handle(recorder.plan.silu_mul(op.gate.register, op.up.register), op.gate.tail)
+
+
+def _add(recorder: PlanRecorder, op: api.Add) -> Handle:
+    _require(op.x.tail == op.y.tail, op.name, f"rows of {op.x.tail} + rows of {op.y.tail}")
+    return Handle(recorder.plan.add(op.x.register, op.y.register), op.x.tail)
+
+
+def _rope(recorder: PlanRecorder, op: api.Rope) -> Handle:
+    head_dim, table = op.x.tail[-1], op.table
+    _require(head_dim == table.head_dim, op.name, f"a table for head_dim {table.head_dim}, got {head_dim}")
+    return Handle(recorder.plan.rope(op.x.register, table), op.x.tail)
+
+
+def _kv_write(recorder: PlanRecorder, op: api.KvWrite) -> None:
+    k, v, held = op.k, op.v, (op.cache.num_kv_heads, op.cache.head_dim)
+    _require(k.tail == v.tail == held, "kv_write", f"K {k.tail} and V {v.tail} for a cache of {held}")
+    recorder.plan.kv_write(k.register, v.register, op.cache, op.layer)
+
+
+def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
+    q, cache = op.q, op.cache
+    heads, head_dim = q.tail
+    groups = op.groups or HeadGroups.equal(heads, cache.num_kv_heads)
+    fits = head_dim == cache.head_dim and groups.fit(heads, cache.num_kv_heads)
+    _require(fits, op.name, f"{q.tail} in {groups} over {cache.num_kv_heads} KV heads of {cache.head_dim}")
+    _require(op.observe is None, op.name, "scores are observed op by op, not in a recorded plan")
+    window = op.window or 0
+    register = recorder.plan.attention(q.register, cache, op.layer, op.scale, window, groups.size, groups.first)
+    return Handle(register, (heads * head_dim,))
+
+
+def _select_rows(recorder: PlanRecorder, op: api.SelectRows) -> Handle:
+    return Handle(recorder.plan.select(op.x.register), op.x.tail)
+
+
+_RECORDED: Table[PlanRecorder] = table_of(
+    {
+        api.Embedding: _embedding,
+        api.RmsNorm: _rms_norm,
+        api.Linear: _linear,
+        api.GatherColumns: _gather_columns,
+        api.Qkv: _qkv,
+        api.GateUp: _gate_up,
+        api.SiluMul: _silu_mul,
+        api.Add: _add,
+        api.Rope: _rope,
+        api.KvWrite: _kv_write,
+        api.PagedAttention: _paged_attention,
+        api.SelectRows: _select_rows,
+    }
+)

@@ -1,8 +1,8 @@
 """The reference executor: every op is one plain NumPy function, in float64 (the standard of the checks) or float32."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,11 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FLOAT_BYTES, Activations, FloatName, RopeConfig
 from karat.errors import ExecutorError, NumericsError
-from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Runner, StepLimits
+from karat.ops import api
+from karat.ops.api import HeadGroups, Op, Table, table_of
+from karat.ops.executor import CacheSpec, Executor, Held
 from karat.ops.rope_table import CosSin, cos_sin_table
-from karat.ranks.group import Group, Share, tree_sum
+from karat.ranks.group import tree_sum
 
 Array = NDArray[np.floating]
 
@@ -33,49 +35,29 @@ class ReferenceCache:
     dtype: FloatName
 
 
-class ReferenceOps:
-    """Ops (karat.ops.api) on NumPy arrays. `dtype` is "float64" or "float32"."""
+class ReferenceOps(Executor):
+    """An executor (karat.ops.executor) on NumPy arrays. `dtype` is "float64" or "float32"."""
+
+    executor = "reference"
 
     def __init__(self, dtype: FloatName = "float64") -> None:
         if dtype not in ("float64", "float32"):
             raise ExecutorError(f"dtype={dtype!r}: the reference executor computes in float64 or float32")
-        self._name: FloatName = dtype
-        self._dtype = np.dtype(dtype)
-
-    @property
-    def executor(self) -> str:
-        return "reference"
-
-    @property
-    def dtype(self) -> FloatName:
-        return self._name
-
-    @property
-    def default_kv_dtype(self) -> FloatName:
-        return self._name
-
-    @property
-    def activations(self) -> Activations:
-        return "float64" if self._name == "float64" else "float32"
+        self.dtype = self.default_kv_dtype = dtype
+        self.activations: Activations = dtype
+        self.numbers = np.dtype(dtype)
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
-        return prod(shape) * self._dtype.itemsize
+        return prod(shape) * self.numbers.itemsize
 
     def load(self, weight: Weight, *, later: bool = False) -> Array:
-        return weight.to_array(self._dtype)
-
-    @property
-    def pending_bytes(self) -> int:
-        return 0
-
-    def load_pending(self, *, spares_core: bool = False) -> None:
-        """Nothing is loaded later."""
+        return weight.to_array(self.numbers)
 
     def held(self, loaded: Array) -> Held:
         return Held({8: "F64", 4: "F32"}[loaded.itemsize], np.ascontiguousarray(loaded).reshape(-1).view(np.uint8))
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> CosSin:
-        return cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=self._dtype)
+        return cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=self.numbers)
 
     def cache_bytes(self, spec: CacheSpec) -> int:
         slots = spec.num_blocks * spec.block_size
@@ -86,152 +68,126 @@ class ReferenceOps:
         stored = np.uint16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
         return ReferenceCache(np.zeros(shape, stored), np.zeros(shape, stored), spec.dtype)
 
-    def begin(self, batch: ForwardBatch) -> ForwardBatch:
-        return batch
+    def apply(self, op: Op[Any]) -> Any:
+        return _FUNCTIONS[type(op)](self, op)
 
-    def read(self, x: Array) -> Array:
-        return x
 
-    def runner(self, forward: Callable[..., Array], limits: StepLimits) -> Runner:
-        return lambda batch: forward(self, batch)
+def _embedding(ops: ReferenceOps, op: api.Embedding) -> Array:
+    ids, share = op.step.token_ids, op.share
+    if share is None:
+        rows: Array = op.table[ids]
+        return rows
+    own = share.owners(ids) == share.group.rank
+    rows = np.zeros((op.step.num_tokens, op.table.shape[1]), ops.numbers)
+    rows[own] = op.table[ids[own] - share.first]
+    return share.rows_of_owners(ids, rows)
 
-    def embedding(self, step: ForwardBatch, table: Array, *, share: Share | None = None, name: str) -> Array:
-        if share is None:
-            return table[step.token_ids]
-        own = share.owners(step.token_ids) == share.group.rank
-        rows = np.zeros((step.num_tokens, table.shape[1]), self._dtype)
-        rows[own] = table[step.token_ids[own] - share.first]
-        return share.rows_of_owners(step.token_ids, rows)
 
-    def rms_norm(self, x: Array, weight: Array, eps: float, *, name: str) -> Array:
-        require(x.shape[-1:] == weight.shape, name, f"weight {weight.shape} for rows of {x.shape[-1]}")
-        mean_square = np.mean(x * x, axis=-1, keepdims=True)
-        result: Array = x * (1 / np.sqrt(mean_square + self._dtype.type(eps))) * weight
-        return result
+def _rms_norm(ops: ReferenceOps, op: api.RmsNorm) -> Array:
+    x, weight = op.x, op.weight
+    require(x.shape[-1:] == weight.shape, op.name, f"weight {weight.shape} for rows of {x.shape[-1]}")
+    mean_square = np.mean(x * x, axis=-1, keepdims=True)
+    result: Array = x * (1 / np.sqrt(mean_square + ops.numbers.type(op.eps))) * weight
+    return result
 
-    def linear(
-        self,
-        x: Array,
-        weight: Array,
-        bias: Array | None = None,
-        *,
-        leaves: tuple[int, ...] | None = None,
-        group: Group | None = None,
-        name: str,
-    ) -> Array:
-        require(x.shape[-1] == weight.shape[1], name, f"weight [out, in] {weight.shape} for rows of {x.shape[-1]}")
-        result: Array = x @ weight.T
-        if group is not None:
-            result = tree_sum(group.all_gather(result))
-        return result if bias is None else result + bias
 
-    def gather_columns(self, x: Array, share: Share, *, name: str) -> Array:
-        return share.group.gather_columns(x, share)
+def _linear(ops: ReferenceOps, op: api.Linear) -> Array:
+    require_fits(op)
+    return whole_sum(op, op.x @ op.weight.T)
 
-    def qkv(
-        self,
-        x: Array,
-        weights: tuple[Array, Array, Array],
-        biases: tuple[Array, Array, Array] | None,
-        *,
-        head_dim: int,
-        names: tuple[str, str, str],
-    ) -> tuple[Array, Array, Array]:
-        q, k, v = (
-            self.linear(x, weight, bias, name=name).reshape(len(x), -1, head_dim)
-            for weight, bias, name in zip(weights, biases or (None, None, None), names, strict=True)
-        )
-        return q, k, v
 
-    def gate_up(
-        self,
-        x: Array,
-        weights: tuple[Array, Array],
-        biases: tuple[Array, Array] | None,
-        *,
-        names: tuple[str, str],
-    ) -> tuple[Array, Array]:
-        gate_bias, up_bias = biases or (None, None)
-        gate = self.linear(x, weights[0], gate_bias, name=names[0])
-        return gate, self.linear(x, weights[1], up_bias, name=names[1])
+def require_fits(op: api.Linear) -> None:
+    """Raise ExecutorError unless the rows of x fit the weight."""
+    columns, shape = op.x.shape[-1], op.weight.shape
+    require(columns == shape[1], op.name, f"weight [out, in] {shape} for rows of {columns}")
 
-    def silu_mul(self, gate: Array, up: Array, *, name: str) -> Array:
-        decay = np.exp(-np.abs(gate))  # never overflows
-        sigmoid = np.where(gate >= 0, 1 / (1 + decay), decay / (1 + decay))
-        result: Array = gate * sigmoid * up
-        return result
 
-    def add(self, x: Array, y: Array, *, name: str) -> Array:
-        require(x.shape == y.shape, name, f"{x.shape} + {y.shape}")
-        result: Array = x + y
-        return result
+def whole_sum(op: api.Linear, part: Array) -> Array:
+    """The op's result, of this rank's part of the sum."""
+    if op.group is not None:
+        part = tree_sum(op.group.all_gather(part))
+    return part if op.bias is None else part + op.bias
 
-    def rope(self, x: Array, table: CosSin, step: ForwardBatch, *, name: str) -> Array:
-        half = x.shape[-1] // 2
-        require(
-            table.cos.shape[-1] == half,
-            name,
-            f"a table for head_dim {2 * table.cos.shape[-1]}, got {2 * half}",
-        )
-        cos, sin = (
-            table.cos[step.positions][:, None],
-            table.sin[step.positions][:, None],
-        )  # [tokens, 1, head_dim / 2]
-        left, right = x[..., :half], x[..., half:]
-        return np.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1)
 
-    def kv_write(self, k: Array, v: Array, cache: ReferenceCache, layer: int, step: ForwardBatch) -> None:
-        for label, values, store in (("K", k, cache.k), ("V", v, cache.v)):
-            store[layer, step.slots] = _store(values, cache.dtype, f"{label} of layer {layer}")
+def _gather_columns(ops: ReferenceOps, op: api.GatherColumns) -> Array:
+    return op.share.group.gather_columns(op.x, op.share)
 
-    def paged_attention(
-        self,
-        q: Array,
-        cache: ReferenceCache,
-        layer: int,
-        step: ForwardBatch,
-        *,
-        scale: float,
-        window: int | None,
-        name: str,
-        groups: HeadGroups | None = None,
-        observe: Observer | None = None,
-    ) -> Array:
-        num_tokens, num_heads, head_dim = q.shape
-        num_kv_heads = cache.k.shape[2]
-        groups = groups or HeadGroups.equal(num_heads, num_kv_heads)
-        fits = groups.fit(num_heads, num_kv_heads)
-        require(fits, name, f"{num_heads} heads in {groups} over {num_kv_heads} KV heads")
-        # A cut group is filled up with queries of zero; their results are left out.
-        held = slice(groups.first, groups.first + num_heads)
-        padded = np.zeros((num_tokens, num_kv_heads * groups.size, head_dim), q.dtype)
-        padded[:, held] = q
-        grouped = padded.reshape(num_tokens, num_kv_heads, groups.size, head_dim)
-        out = np.empty_like(grouped)
-        for seq, context_len in enumerate(step.context_lens):
-            slots = _slots(step, seq, int(context_len))
-            keys = np.ascontiguousarray(_restore(cache.k[layer, slots], cache.dtype, self._dtype).transpose(1, 2, 0))
-            values = np.ascontiguousarray(_restore(cache.v[layer, slots], cache.dtype, self._dtype).swapaxes(0, 1))
-            rows = range(step.query_starts[seq], step.query_starts[seq + 1])
-            shape = (num_heads, len(rows), int(context_len))
-            all_scores, all_weights = (np.full(shape, -np.inf), np.zeros(shape)) if observe else (None, None)
-            for row in rows:
-                end = int(step.positions[row]) + 1
-                start = 0 if window is None else max(0, end - window)
-                scores = (grouped[row] @ keys[:, :, start:end]) * self._dtype.type(scale)  # [kv_heads, group, keys]
-                weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-                weights /= weights.sum(axis=-1, keepdims=True)
-                out[row] = weights @ values[:, start:end]
-                if all_scores is not None and all_weights is not None:
-                    all_scores[:, row - rows.start, start:end] = scores.reshape(-1, end - start)[held]
-                    all_weights[:, row - rows.start, start:end] = weights.reshape(-1, end - start)[held]
-            if observe and all_scores is not None and all_weights is not None:
-                observe("scores", all_scores)
-                observe("weights", all_weights)
-        return out.reshape(num_tokens, -1, head_dim)[:, held].reshape(num_tokens, num_heads * head_dim)
 
-    def select_rows(self, x: Array, step: ForwardBatch, *, name: str) -> Array:
-        return x[step.logit_rows]
+def _qkv(ops: ReferenceOps, op: api.Qkv) -> tuple[Array, ...]:
+    return tuple(ops.apply(linear).reshape(len(op.x), -1, op.head_dim) for linear in op.alone())
+
+
+def _gate_up(ops: ReferenceOps, op: api.GateUp) -> tuple[Array, ...]:
+    return tuple(ops.apply(linear) for linear in op.alone())
+
+
+def _silu_mul(ops: ReferenceOps, op: api.SiluMul) -> Array:
+    decay = np.exp(-np.abs(op.gate))  # never overflows
+    sigmoid = np.where(op.gate >= 0, 1 / (1 + decay), decay / (1 + decay))
+    result: Array = op.gate * sigmoid * op.up
+    return result
+
+
+def _add(ops: ReferenceOps, op: api.Add) -> Array:
+    require(op.x.shape == op.y.shape, op.name, f"{op.x.shape} + {op.y.shape}")
+    result: Array = op.x + op.y
+    return result
+
+
+def _rope(ops: ReferenceOps, op: api.Rope) -> Array:
+    x, table, half = op.x, op.table, op.x.shape[-1] // 2
+    held = table.cos.shape[-1]
+    require(held == half, op.name, f"a table for head_dim {2 * held}, got {2 * half}")
+    cos, sin = (part[op.step.positions][:, None] for part in (table.cos, table.sin))  # [tokens, 1, head_dim / 2]
+    left, right = x[..., :half], x[..., half:]
+    return np.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1)
+
+
+def _kv_write(ops: ReferenceOps, op: api.KvWrite) -> None:
+    cache = op.cache
+    for label, values, store in (("K", op.k, cache.k), ("V", op.v, cache.v)):
+        store[op.layer, op.step.slots] = _store(values, cache.dtype, f"{label} of layer {op.layer}")
+
+
+def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
+    step, cache, layer, observe = op.step, op.cache, op.layer, op.observe
+    num_tokens, num_heads, head_dim = op.q.shape
+    num_kv_heads = cache.k.shape[2]
+    groups = op.groups or HeadGroups.equal(num_heads, num_kv_heads)
+    fits = groups.fit(num_heads, num_kv_heads)
+    require(fits, op.name, f"{num_heads} heads in {groups} over {num_kv_heads} KV heads")
+    # A cut group is filled up with queries of zero; their results are left out.
+    held = slice(groups.first, groups.first + num_heads)
+    padded = np.zeros((num_tokens, num_kv_heads * groups.size, head_dim), op.q.dtype)
+    padded[:, held] = op.q
+    grouped = padded.reshape(num_tokens, num_kv_heads, groups.size, head_dim)
+    out = np.empty_like(grouped)
+    for seq, context_len in enumerate(step.context_lens):
+        slots = _slots(step, seq, int(context_len))
+        keys = np.ascontiguousarray(_restore(cache.k[layer, slots], cache.dtype, ops.numbers).transpose(1, 2, 0))
+        values = np.ascontiguousarray(_restore(cache.v[layer, slots], cache.dtype, ops.numbers).swapaxes(0, 1))
+        rows = range(step.query_starts[seq], step.query_starts[seq + 1])
+        shape = (num_heads, len(rows), int(context_len))
+        all_scores, all_weights = (np.full(shape, -np.inf), np.zeros(shape)) if observe else (None, None)
+        for row in rows:
+            end = int(step.positions[row]) + 1
+            start = 0 if op.window is None else max(0, end - op.window)
+            scores = (grouped[row] @ keys[:, :, start:end]) * ops.numbers.type(op.scale)  # [kv_heads, group, keys]
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            out[row] = weights @ values[:, start:end]
+            if all_scores is not None and all_weights is not None:
+                all_scores[:, row - rows.start, start:end] = scores.reshape(-1, end - start)[held]
+                all_weights[:, row - rows.start, start:end] = weights.reshape(-1, end - start)[held]
+        if observe and all_scores is not None and all_weights is not None:
+            observe("scores", all_scores)
+            observe("weights", all_weights)
+    return out.reshape(num_tokens, -1, head_dim)[:, held].reshape(num_tokens, num_heads * head_dim)
+
+
+def _select_rows(ops: ReferenceOps, op: api.SelectRows) -> Array:
+    rows: Array = op.x[op.step.logit_rows]
+    return rows
 
 
 def _slots(step: ForwardBatch, seq: int, context_len: int) -> NDArray[np.signedinteger]:
@@ -269,3 +225,21 @@ def _restore(stored: NDArray[np.generic], dtype: FloatName, compute: np.dtype[np
     if dtype == "bfloat16":
         return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(compute)
     return stored.astype(compute)
+
+
+_FUNCTIONS: Table[ReferenceOps] = table_of(
+    {
+        api.Embedding: _embedding,
+        api.RmsNorm: _rms_norm,
+        api.Linear: _linear,
+        api.GatherColumns: _gather_columns,
+        api.Qkv: _qkv,
+        api.GateUp: _gate_up,
+        api.SiluMul: _silu_mul,
+        api.Add: _add,
+        api.Rope: _rope,
+        api.KvWrite: _kv_write,
+        api.PagedAttention: _paged_attention,
+        api.SelectRows: _select_rows,
+    }
+)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from karat.config import DEFAULT_ACTIVATIONS, Activations, FloatName, Settings
 from karat.errors import ExecutorError
-from karat.ops.api import Ops
+from karat.ops.executor import Executor
 from karat.ops.integer_reference import IntegerOps
 from karat.ops.integers import WIDTHS
 from karat.ops.native import NativeOps, unavailable_reason
@@ -13,28 +13,28 @@ from karat.ops.reference import ReferenceOps
 
 
 @dataclass(frozen=True, slots=True)
-class Executor:
+class Entry:
     """`create` makes the executor from dtype, activations (None: its own choice), threads and kernel build; `dtypes`
     are those it computes in. `rounds_nothing`: weights in blocks may also read activations of the dtype.
     """
 
-    create: Callable[[FloatName, Activations | None, int | None, str | None], Ops]
+    create: Callable[[FloatName, Activations | None, int | None, str | None], Executor]
     dtypes: tuple[FloatName, ...]
     rounds_nothing: bool
 
 
-def _reference(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Ops:
+def _reference(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Executor:
     return ReferenceOps(dtype) if activations is None or activations == dtype else IntegerOps(WIDTHS[activations])
 
 
-def _native(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Ops:
+def _native(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Executor:
     isa = isa or Settings.from_env().isa
     return NativeOps(dtype, isa=isa, threads=threads, activations=activations or DEFAULT_ACTIVATIONS)
 
 
-EXECUTORS: Mapping[str, Executor] = {
-    "reference": Executor(_reference, ("float32", "float64"), rounds_nothing=True),
-    "native": Executor(_native, ("float32",), rounds_nothing=False),
+EXECUTORS: Mapping[str, Entry] = {
+    "reference": Entry(_reference, ("float32", "float64"), rounds_nothing=True),
+    "native": Entry(_native, ("float32",), rounds_nothing=False),
 }
 
 
@@ -44,7 +44,7 @@ def create(
     threads: int | None = None,
     isa: str | None = None,
     activations: Activations | None = None,
-) -> Ops:
+) -> Executor:
     """An executor that computes in `dtype`. Raises ExecutorError for an unknown name, dtype, kernel build, and for
     activations that the dtype does not go with.
 

@@ -1,69 +1,64 @@
 """Tap: wraps an executor and records named results on their way."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
-from karat.config import Activations, FloatName, RopeConfig
-from karat.ops.api import (
-    Cache,
-    CacheSpec,
-    HeadGroups,
-    Held,
-    Loaded,
-    Observer,
-    Ops,
-    RopeTable,
-    Runner,
-    Step,
-    StepLimits,
-    Tensor,
-)
-from karat.ranks.group import Group, Share
+from karat.config import RopeConfig
+from karat.ops.api import Cache, Linear, Loaded, Observed, Observer, Op, RopeTable, Step, Tensor
+from karat.ops.executor import CacheSpec, Executor, Held
 
 
-class Tap:
-    """Ops with the same bits as `inner` that keep a copy of each result whose name `keep` accepts.
+class Tap(Executor):
+    """An executor with the same bits as `inner` that keeps a copy of each result whose name `keep` accepts.
 
     `records` maps a name to its arrays in the order of the steps. Attention scores and weights, named `….scores` and
     `….weights`, have one array a sequence. A sum over ranks has this rank's part beside it, as `….partial`.
     """
 
-    def __init__(self, inner: Ops, keep: Callable[[str], bool] = lambda name: True) -> None:
+    def __init__(self, inner: Executor, keep: Callable[[str], bool] = lambda name: True) -> None:
+        self.executor, self.dtype = inner.executor, inner.dtype
+        self.default_kv_dtype, self.activations = inner.default_kv_dtype, inner.activations
         self._inner = inner
         self._keep = keep
         self.records: dict[str, list[NDArray[np.floating]]] = {}
 
+    def apply(self, op: Op[Any]) -> Any:
+        if isinstance(op, Observed):
+            op = replace(op, observe=self._observer(op))
+        if isinstance(op, Linear) and op.group is not None and self._keep(partial := f"{op.name}.partial"):
+            self._record(partial, self._inner.apply(replace(op, bias=None, group=None)))
+        return op.each(self._record, self._inner.apply(op))
+
     def _record(self, name: str, x: Tensor) -> Tensor:
         if self._keep(name):
-            self.records.setdefault(name, []).append(np.array(self._inner.read(x)))
+            self.records.setdefault(name, []).append(np.array(self.read(x)))
         return x
 
-    @property
-    def executor(self) -> str:
-        return self._inner.executor
+    def _observer(self, op: Observed) -> Observer | None:
+        """What keeps parts and shows all to the op's own observer; None if there are none to keep or show."""
+        prefix, observe = op.name.rpartition(".")[0], op.observe
+        kept = {part for part in op.parts if self._keep(f"{prefix}.{part}")}
 
-    @property
-    def dtype(self) -> FloatName:
-        return self._inner.dtype
+        def record(part: str, value: NDArray[np.floating]) -> None:
+            if part in kept:
+                self.records.setdefault(f"{prefix}.{part}", []).append(value)
+            if observe:
+                observe(part, value)
 
-    @property
-    def default_kv_dtype(self) -> FloatName:
-        return self._inner.default_kv_dtype
-
-    @property
-    def activations(self) -> Activations:
-        return self._inner.activations
-
-    def load(self, weight: Weight, *, later: bool = False) -> Loaded:
-        return self._inner.load(weight, later=later)
+        return record if observe or kept else None
 
     @property
     def pending_bytes(self) -> int:
         return self._inner.pending_bytes
+
+    def load(self, weight: Weight, *, later: bool = False) -> Loaded:
+        return self._inner.load(weight, later=later)
 
     def load_pending(self, *, spares_core: bool = False) -> None:
         self._inner.load_pending(spares_core=spares_core)
@@ -88,105 +83,3 @@ class Tap:
 
     def read(self, x: Tensor) -> NDArray[np.floating]:
         return self._inner.read(x)
-
-    def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
-        """`forward` op by op, so that results are recorded."""
-        return lambda batch: self.read(forward(self, self.begin(batch)))
-
-    def embedding(self, step: Step, table: Loaded, *, share: Share | None = None, name: str) -> Tensor:
-        return self._record(name, self._inner.embedding(step, table, share=share, name=name))
-
-    def rms_norm(self, x: Tensor, weight: Loaded, eps: float, *, name: str) -> Tensor:
-        return self._record(name, self._inner.rms_norm(x, weight, eps, name=name))
-
-    def linear(
-        self,
-        x: Tensor,
-        weight: Loaded,
-        bias: Loaded | None = None,
-        *,
-        leaves: tuple[int, ...] | None = None,
-        group: Group | None = None,
-        name: str,
-    ) -> Tensor:
-        if group is not None and self._keep(f"{name}.partial"):
-            self._record(f"{name}.partial", self._inner.linear(x, weight, leaves=leaves, name=name))
-        return self._record(name, self._inner.linear(x, weight, bias, leaves=leaves, group=group, name=name))
-
-    def gather_columns(self, x: Tensor, share: Share, *, name: str) -> Tensor:
-        return self._record(name, self._inner.gather_columns(x, share, name=name))
-
-    def qkv(
-        self,
-        x: Tensor,
-        weights: tuple[Loaded, Loaded, Loaded],
-        biases: tuple[Loaded, Loaded, Loaded] | None,
-        *,
-        head_dim: int,
-        names: tuple[str, str, str],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        results = self._inner.qkv(x, weights, biases, head_dim=head_dim, names=names)
-        q, k, v = (self._record(name, result) for name, result in zip(names, results, strict=True))
-        return q, k, v
-
-    def gate_up(
-        self,
-        x: Tensor,
-        weights: tuple[Loaded, Loaded],
-        biases: tuple[Loaded, Loaded] | None,
-        *,
-        names: tuple[str, str],
-    ) -> tuple[Tensor, Tensor]:
-        gate, up = self._inner.gate_up(x, weights, biases, names=names)
-        return self._record(names[0], gate), self._record(names[1], up)
-
-    def silu_mul(self, gate: Tensor, up: Tensor, *, name: str) -> Tensor:
-        return self._record(name, self._inner.silu_mul(gate, up, name=name))
-
-    def add(self, x: Tensor, y: Tensor, *, name: str) -> Tensor:
-        return self._record(name, self._inner.add(x, y, name=name))
-
-    def rope(self, x: Tensor, table: RopeTable, step: Step, *, name: str) -> Tensor:
-        return self._record(name, self._inner.rope(x, table, step, name=name))
-
-    def kv_write(self, k: Tensor, v: Tensor, cache: Cache, layer: int, step: Step) -> None:
-        self._inner.kv_write(k, v, cache, layer, step)
-
-    def paged_attention(
-        self,
-        q: Tensor,
-        cache: Cache,
-        layer: int,
-        step: Step,
-        *,
-        scale: float,
-        window: int | None,
-        name: str,
-        groups: HeadGroups | None = None,
-        observe: Observer | None = None,
-    ) -> Tensor:
-        prefix = name.rpartition(".")[0]
-
-        def record(what: str, value: NDArray[np.floating]) -> None:
-            full = f"{prefix}.{what}"
-            if self._keep(full):
-                self.records.setdefault(full, []).append(value)
-            if observe:
-                observe(what, value)
-
-        wanted = observe or self._keep(f"{prefix}.scores") or self._keep(f"{prefix}.weights")
-        result = self._inner.paged_attention(
-            q,
-            cache,
-            layer,
-            step,
-            scale=scale,
-            window=window,
-            name=name,
-            groups=groups,
-            observe=record if wanted else None,
-        )
-        return self._record(name, result)
-
-    def select_rows(self, x: Tensor, step: Step, *, name: str) -> Tensor:
-        return self._record(name, self._inner.select_rows(x, step, name=name))

@@ -96,18 +96,20 @@ RowParallelLinear.__init__ = init
 """,
     "reduce-twice": """
 from karat.ranks import shared_memory
+from karat.ops.api import Linear
 from karat.ops.native import NativeOps
-right = NativeOps.linear
-def linear(self, x, *args, group=None, **given):
-    result = right(self, x, *args, group=group, **given)
-    return result if group is None else result + result
-NativeOps.linear = linear
+right = NativeOps.apply
+def apply(self, op):
+    result = right(self, op)
+    return result + result if isinstance(op, Linear) and op.group is not None else result
+NativeOps.apply = apply
 from karat.ops.native_plan import PlanRecorder
-right_plan = PlanRecorder.linear
-def planned(self, x, *args, group=None, name, **given):
-    result = right_plan(self, x, *args, group=group, name=name, **given)
-    return result if group is None or "mlp" in name else self.add(result, result, name=name)
-PlanRecorder.linear = planned
+right_plan = PlanRecorder.apply
+def planned(self, op):
+    result = right_plan(self, op)
+    is_sum = isinstance(op, Linear) and op.group is not None and "mlp" not in op.name
+    return self.add(result, result, name=op.name) if is_sum else result
+PlanRecorder.apply = planned
 """,
     "bias-times-tp": """
 import numpy as np

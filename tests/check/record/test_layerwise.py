@@ -28,7 +28,7 @@ from karat.check.session.streamed import Streamed  # noqa: E402
 from karat.check.trace.format import make_info  # noqa: E402
 from karat.checkpoint.weights import Weight  # noqa: E402
 from karat.errors import CheckpointError  # noqa: E402
-from karat.ops.api import Ops  # noqa: E402
+from karat.ops.executor import Executor  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402
 from tests.support import random_models  # noqa: E402
@@ -42,7 +42,7 @@ def checked(subject: Subject) -> CheckedModel:
     return CheckedModel(checkpoint.path, subject.graph.config, checkpoint, dict(subject.weights.stored), subject.graph)
 
 
-def stream(model: CheckedModel, stored: dict[str, Weight], ops: Ops, steps: Steps) -> Streamed:
+def stream(model: CheckedModel, stored: dict[str, Weight], ops: Executor, steps: Steps) -> Streamed:
     streamed = Streamed(model, LayerwiseRun(model.config, stored, ops, steps), seconds=1)
     while streamed.advance():
         pass

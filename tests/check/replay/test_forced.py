@@ -5,6 +5,7 @@ Covers: karat.check.session.streamed.
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from karat.check.session.session import Plan, Session  # noqa: E402
 from karat.check.session.streamed import Streamed  # noqa: E402
 from karat.check.stages.registry import run_stages  # noqa: E402
 from karat.check.trace.format import Array, Trace, make_info  # noqa: E402
-from karat.ops.api import Ops  # noqa: E402
+from karat.ops.api import Op, PagedAttention, SiluMul  # noqa: E402
+from karat.ops.executor import Executor  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402
 from tests.check.record.test_layerwise import checked  # noqa: E402
@@ -36,7 +38,7 @@ def recorded(subject: Subject) -> dict[str, Array]:
     return dict(record_hf(subject.hf, subject.steps).arrays)
 
 
-def fed(subject: Subject, theirs: Mapping[str, Array], ops: Ops, **options: Any) -> Streamed:
+def fed(subject: Subject, theirs: Mapping[str, Array], ops: Executor, **options: Any) -> Streamed:
     model = checked(subject)
     run = LayerwiseRun(model.config, model.stored, ops, subject.steps, options.get("kv_dtype"))
     streamed = Streamed(model, run, layers=options.get("layers"))
@@ -75,9 +77,9 @@ def test_of_few_tokens() -> None:
 class Faulty(ReferenceOps):
     """The MLP's product of layer 1 is a thousandth too large; all before and behind is right."""
 
-    def silu_mul(self, gate: Any, up: Any, *, name: str) -> Any:
-        factor = 1.001 if ".layers.1." in name else 1.0
-        return super().silu_mul(gate, up, name=name) * np.float32(factor)
+    def apply(self, op: Op[Any]) -> Any:
+        result = super().apply(op)
+        return result * np.float32(1.001) if isinstance(op, SiluMul) and ".layers.1." in op.name else result
 
 
 def test_a_wrong_op_is_wrong_alone() -> None:
@@ -93,9 +95,10 @@ def test_a_wrong_op_is_wrong_alone() -> None:
 class Sharper(ReferenceOps):
     """The scores of layer 1 are by one part in 100,000 too large."""
 
-    def paged_attention(self, *args: Any, scale: float, name: str, **rest: Any) -> Any:
-        factor = 1.00001 if ".layers.1." in name else 1.0
-        return super().paged_attention(*args, scale=scale * factor, name=name, **rest)
+    def apply(self, op: Op[Any]) -> Any:
+        if isinstance(op, PagedAttention) and ".layers.1." in op.name:
+            op = replace(op, scale=op.scale * 1.00001)
+        return super().apply(op)
 
 
 def test_a_cache_that_rounds_hides_nothing() -> None:
@@ -143,7 +146,7 @@ def test_only_chosen_layers_are_fed() -> None:
 
 def test_the_stage_says_which_op_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedded model against transformers: right ops are numerics, and a wrong one a bug, by its name."""
-    chosen: dict[str, Ops] = {"ops": ReferenceOps("float32")}
+    chosen: dict[str, Executor] = {"ops": ReferenceOps("float32")}
     monkeypatch.setattr(sessions, "create", lambda *_, **__: chosen["ops"])
     plan = Plan(model=open_model(None), num_tokens=12, executor="reference", stages=("layers",), with_hf=True)
     (right,) = run_stages(Session(plan))

@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import zlib
+from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -32,6 +33,7 @@ from karat.cli import check_facts
 from karat.cli.check_facts import gather
 from karat.config import embedded_model_path
 from karat.machine import processor
+from karat.ops.api import Op, PagedAttention
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
 from karat.text import Tokenizer
@@ -42,9 +44,10 @@ VOID = {"meta", "img", "br", "line"}
 class Faulty(ReferenceOps):
     """Multiplies the scores of layer 2 by half as much again."""
 
-    def paged_attention(self, *args: Any, scale: float, name: str, **rest: Any) -> Any:
-        factor = 1.5 if ".2." in name else 1.0
-        return super().paged_attention(*args, scale=scale * factor, name=name, **rest)
+    def apply(self, op: Op[Any]) -> Any:
+        if isinstance(op, PagedAttention) and ".2." in op.name:
+            op = replace(op, scale=op.scale * 1.5)
+        return super().apply(op)
 
 
 class Reader(HTMLParser):

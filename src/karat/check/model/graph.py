@@ -1,19 +1,15 @@
 """A model as a list of nodes. An executor that computes nothing runs the model's definition once and notes every op."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from karat.batch import ForwardBatch
-from karat.checkpoint.weights import Weight, WeightSpec
-from karat.config import Activations, FloatName, ModelConfig, RopeConfig
+from karat.checkpoint.weights import WeightSpec
+from karat.config import ModelConfig
 from karat.errors import UsageError
 from karat.layers.shards import CutUnits
-from karat.ops.api import CacheSpec, HeadGroups, Held, Observer, Ops, Runner, Step, StepLimits, Tensor
-from karat.ranks.group import Group, Share
+from karat.ops import api
+from karat.ops.api import Linears, Op, Ops, Single, Table, Tensor, table_of
 
 Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "add", "select"]
 Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
@@ -83,9 +79,10 @@ def build_graph(config: ModelConfig) -> Graph:
     """The nodes of the model that karat.models makes of `config`."""
     from karat.models.decoder import Decoder
 
-    ops = _GraphOps(config)
+    ops = _GraphOps()
     decoder = Decoder(_name_of, config, CutUnits(1, 1))  # where sums are cut is no part of the graph
-    decoder(ops, None, None, decoder.rope_tables(ops, 0))
+    ropes = {layer.self_attn.rope: layer.self_attn.rope for layer in decoder.layers}
+    decoder(ops, None, None, ropes)
     return Graph(config, ops.nodes)
 
 
@@ -93,133 +90,55 @@ def _name_of(spec: WeightSpec) -> str:
     return spec.source
 
 
-class _GraphOps:
-    """Ops (karat.ops.api) whose results are names of nodes and whose weights are names of tensors."""
+class _GraphOps(Ops):
+    """Ops whose results are names of nodes; weights are names of tensors, and RoPE tables are RopeConfigs."""
 
-    executor = "graph"
-    dtype: FloatName = "float64"
-    default_kv_dtype: FloatName = "float64"
-    activations: Activations = "float64"
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
+    def __init__(self) -> None:
         self._cache: dict[int, tuple[str, str]] = {}
         self.nodes: dict[str, Node] = {}
 
-    def _add(self, name: str, kind: Kind, *inputs: str, **params: Any) -> str:
+    def apply(self, op: Op[Any]) -> Any:
+        return _NODES[type(op)](self, op)
+
+    def node(self, name: str, kind: Kind, *inputs: str, **params: Any) -> str:
         assert name not in self.nodes, f"two results are called {name}"
         self.nodes[name] = Node(name, kind, inputs, params)
         return name
 
-    def load(self, weight: Weight, *, later: bool = False) -> str:
-        return weight.name
+    def of(self, op: Single, kind: Kind, **params: Any) -> str:
+        """The node of an op that is one node."""
+        return self.node(op.name, kind, *op.given(Tensor).values(), **params)
 
-    @property
-    def pending_bytes(self) -> int:
-        return 0
+    def linears(self, op: Linears, **params: Any) -> tuple[str, ...]:
+        return tuple(self.of(each, "linear", weight=each.weight, bias=each.bias, **params) for each in op.alone())
 
-    def load_pending(self, *, spares_core: bool = False) -> None:
-        """Nothing is loaded later."""
+    def write(self, op: api.KvWrite) -> None:
+        self._cache[op.layer] = (op.k, op.v)
 
-    def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
-        return 0
+    def attention(self, op: api.PagedAttention) -> str:
+        k, v = self._cache[op.layer]
+        prefix = op.name.rpartition(".")[0]
+        scores = self.node(f"{prefix}.scores", "scores", op.q, k, scale=op.scale, window=op.window)
+        weights = self.node(f"{prefix}.weights", "softmax", scores)
+        return self.node(op.name, "mix", weights, v)
 
-    def held(self, loaded: str) -> Held:
-        raise AssertionError("a graph holds no weights")
-
-    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeConfig:
-        return rope
-
-    def cache_bytes(self, spec: CacheSpec) -> int:
-        return 0
-
-    def new_cache(self, spec: CacheSpec) -> None:
-        return None
-
-    def begin(self, batch: ForwardBatch) -> None:
-        return None
-
-    def read(self, x: str) -> NDArray[np.floating]:
-        raise AssertionError("a model reads no values")
-
-    def embedding(self, step: None, table: str, *, share: Share | None = None, name: str) -> str:
-        return self._add(name, "embedding", weight=table)
-
-    def rms_norm(self, x: str, weight: str, eps: float, *, name: str) -> str:
-        return self._add(name, "norm", x, weight=weight, eps=eps)
-
-    def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
-        raise AssertionError("a graph is not run")
-
-    def linear(
-        self,
-        x: str,
-        weight: str,
-        bias: str | None = None,
-        *,
-        leaves: tuple[int, ...] | None = None,
-        group: Group | None = None,
-        name: str,
-    ) -> str:
-        return self._add(name, "linear", x, weight=weight, bias=bias)
-
-    def gather_columns(self, x: str, share: Share, *, name: str) -> str:
+    def gathered(self, op: api.GatherColumns) -> str:
         raise AssertionError("a graph is of the whole model")
 
-    def qkv(
-        self,
-        x: str,
-        weights: tuple[str, str, str],
-        biases: tuple[str, str, str] | None,
-        *,
-        head_dim: int,
-        names: tuple[str, str, str],
-    ) -> tuple[str, str, str]:
-        q, k, v = (
-            self._add(name, "linear", x, weight=weight, bias=bias, head_dim=head_dim)
-            for name, weight, bias in zip(names, weights, biases or (None, None, None), strict=True)
-        )
-        return q, k, v
 
-    def gate_up(
-        self, x: str, weights: tuple[str, str], biases: tuple[str, str] | None, *, names: tuple[str, str]
-    ) -> tuple[str, str]:
-        gate, up = (
-            self._add(name, "linear", x, weight=weight, bias=bias)
-            for name, weight, bias in zip(names, weights, biases or (None, None), strict=True)
-        )
-        return gate, up
-
-    def silu_mul(self, gate: str, up: str, *, name: str) -> str:
-        return self._add(name, "silu_mul", gate, up)
-
-    def add(self, x: str, y: str, *, name: str) -> str:
-        return self._add(name, "add", x, y)
-
-    def rope(self, x: str, table: RopeConfig, step: None, *, name: str) -> str:
-        return self._add(name, "rope", x, rope=table)
-
-    def kv_write(self, k: str, v: str, cache: None, layer: int, step: None) -> None:
-        self._cache[layer] = (k, v)
-
-    def paged_attention(
-        self,
-        q: str,
-        cache: None,
-        layer: int,
-        step: None,
-        *,
-        scale: float,
-        window: int | None,
-        name: str,
-        groups: HeadGroups | None = None,
-        observe: Observer | None = None,
-    ) -> str:
-        k, v = self._cache[layer]
-        prefix = name.rpartition(".")[0]
-        scores = self._add(f"{prefix}.scores", "scores", q, k, scale=scale, window=window)
-        weights = self._add(f"{prefix}.weights", "softmax", scores)
-        return self._add(name, "mix", weights, v)
-
-    def select_rows(self, x: str, step: None, *, name: str) -> str:
-        return self._add(name, "select", x)
+_NODES: Table[_GraphOps] = table_of(
+    {
+        api.Embedding: lambda graph, op: graph.of(op, "embedding", weight=op.table),
+        api.RmsNorm: lambda graph, op: graph.of(op, "norm", weight=op.weight, eps=op.eps),
+        api.Linear: lambda graph, op: graph.of(op, "linear", weight=op.weight, bias=op.bias),
+        api.GatherColumns: _GraphOps.gathered,
+        api.Qkv: lambda graph, op: graph.linears(op, head_dim=op.head_dim),
+        api.GateUp: _GraphOps.linears,
+        api.SiluMul: lambda graph, op: graph.of(op, "silu_mul"),
+        api.Add: lambda graph, op: graph.of(op, "add"),
+        api.Rope: lambda graph, op: graph.of(op, "rope", rope=op.table),
+        api.KvWrite: _GraphOps.write,
+        api.PagedAttention: _GraphOps.attention,
+        api.SelectRows: lambda graph, op: graph.of(op, "select"),
+    }
+)

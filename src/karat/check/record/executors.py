@@ -16,8 +16,8 @@ from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
 from karat.models.registry import Model, build, find_weights
-from karat.ops.api import Ops
 from karat.ops.contract import contract_of, integers_read
+from karat.ops.executor import Executor
 from karat.ops.tap import Tap
 
 
@@ -47,7 +47,7 @@ class Steps:
 def record(
     config: ModelConfig,
     checkpoint: Checkpoint,
-    ops: Ops,
+    ops: Executor,
     steps: Steps,
     *,
     selection: Selection = EVERYTHING,

@@ -19,7 +19,7 @@ from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.cut_units import cut_units
 from karat.models.decoder import Decoder
 from karat.models.registry import find_weights
-from karat.ops.api import Ops
+from karat.ops.executor import Executor
 
 Array = NDArray[np.floating]
 
@@ -42,7 +42,9 @@ class Hybrid:
     ops computes one array at a time (the reference, or native op by op). Raises what building a model raises.
     """
 
-    def __init__(self, theirs: Any, config: ModelConfig, checkpoint: Checkpoint, ops: Ops, ids: Sequence[int]) -> None:
+    def __init__(
+        self, theirs: Any, config: ModelConfig, checkpoint: Checkpoint, ops: Executor, ids: Sequence[int]
+    ) -> None:
         self._theirs = theirs
         self._config = config
         self._ops = ops

@@ -15,7 +15,8 @@ from karat.layers.place import Place
 from karat.layers.weights import AS_STORED, Prepare, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
 from karat.models.decoder import embedding, end, layer
-from karat.ops.api import Ops, RopeTable
+from karat.ops.api import RopeTable
+from karat.ops.executor import Executor
 from karat.ranks.group import SINGLE
 
 _STEP = 256  # tokens that go through a layer at once
@@ -25,7 +26,7 @@ _ROWS = 16  # rows of logits at once
 def layer_logits(
     config: ModelConfig,
     stored: Mapping[str, Weight],
-    ops: Ops,
+    ops: Executor,
     token_ids: Sequence[int],
     first: int,
     *,

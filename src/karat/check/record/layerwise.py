@@ -23,6 +23,7 @@ from karat.models.cut_units import cut_units
 from karat.models.decoder import embedding, end, layer
 from karat.ops.api import Cache, Ops, RopeTable, Tensor
 from karat.ops.contract import contract_of, integers_read
+from karat.ops.executor import Executor
 from karat.ops.tap import Tap
 from karat.ranks.group import SINGLE
 
@@ -60,7 +61,7 @@ class LayerwiseRun:
         self,
         config: ModelConfig,
         stored: Mapping[str, Weight],
-        ops: Ops,
+        ops: Executor,
         steps: Steps,
         kv_dtype: FloatName | None = None,
         *,

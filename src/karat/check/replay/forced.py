@@ -13,7 +13,8 @@ from karat.check.replay.distances import distance
 from karat.check.replay.finding import LIMIT, Array
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
-from karat.ops.api import Ops, Tensor
+from karat.ops.api import Tensor
+from karat.ops.executor import Executor
 from karat.ops.tap import Tap
 
 # Two right results of one op, each within the limit of the exact one.
@@ -24,7 +25,7 @@ _ATTENTION = ("scores", "softmax", "mix")  # an executor computes these as one o
 class ForcedTap(Tap):
     """Records each result of `inner`, and passes on the result of `theirs` of that name instead, if there is one."""
 
-    def __init__(self, inner: Ops, theirs: Mapping[str, Array]) -> None:
+    def __init__(self, inner: Executor, theirs: Mapping[str, Array]) -> None:
         super().__init__(inner)
         self._theirs = theirs
 

@@ -20,7 +20,7 @@ from karat.kv.blocks import BLOCK_SIZE
 from karat.models.cut_units import cut_units
 from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
-from karat.ops.api import Ops
+from karat.ops.executor import Executor
 from karat.ops.native import NativeOps, supported_isas
 from karat.ops.registry import create
 from karat.ops.tap import Tap
@@ -150,7 +150,7 @@ def logits_under(
 ) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of each text, in the order of `texts` under any setting."""
     config = model.config
-    ops: Ops = NativeOps(isa=setting.isa, threads=setting.threads, activations=model.ops.activations)
+    ops: Executor = NativeOps(isa=setting.isa, threads=setting.threads, activations=model.ops.activations)
     if setting.tap:
         ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
     sizes = _sizes(config.vocab_size, setting, texts)

@@ -16,7 +16,7 @@ from karat.engine.loading import Preparation
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
 from karat.models.registry import Model, build
-from karat.ops.api import Ops
+from karat.ops.executor import Executor
 from karat.ops.reference import ReferenceOps
 from karat.ops.registry import create
 from karat.quant.codes import CODINGS
@@ -71,7 +71,7 @@ def measure(
     prepare = Preparation(quantize)
     steps = len(activations) + 2
 
-    def built(ops: Ops, number: int, name: str) -> Model:
+    def built(ops: Executor, number: int, name: str) -> Model:
         def loading(done: int, total: int) -> None:
             progress(f"{number} of {steps}: {name}, loading {100 * done // max(1, total)} %")
 

@@ -9,7 +9,7 @@ from karat.check.ranks.session import ParallelSession, ParallelStage, overall
 from karat.check.session.same_bits import digest
 from karat.engine.engine import Engine
 from karat.engine.loading import open_runner
-from karat.ops.api import Ops
+from karat.ops.executor import Executor
 from karat.text.placeholder import placeholder_tokenizer
 
 
@@ -31,7 +31,7 @@ def run(session: ParallelSession) -> ParallelStage:
     return ParallelStage("logits", overall(verdicts), tuple(lines))
 
 
-def _judged(ops: Ops, want: NDArray[np.floating], got: NDArray[np.floating]) -> tuple[str, str]:
+def _judged(ops: Executor, want: NDArray[np.floating], got: NDArray[np.floating]) -> tuple[str, str]:
     if bad := next((side for side, x in (("1 process", want), ("ranks", got)) if not np.isfinite(x).all()), None):
         return "bug", f"NaN or infinity in the logits of {bad}"
     if want.tobytes() == got.tobytes():

@@ -1,0 +1,119 @@
+"""Executor: Ops that compute, with all that is needed before and after a step."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch
+from karat.checkpoint.weights import Weight
+from karat.config import Activations, FloatName, RopeConfig
+from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
+
+Runner = Callable[[ForwardBatch], NDArray[np.floating]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """Size of a paged KV cache: K and V of the KV heads, num_blocks * block_size slots a layer.
+
+    `block_size` is in tokens, `head_dim` in numbers of `dtype`. The layout in memory is the executor's own:
+    karat.kv.cache shows it.
+    """
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: FloatName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step that a runner must be able to run; context_len is the longest sequence's, in tokens."""
+
+    num_tokens: int
+    num_logit_rows: int
+    num_seqs: int
+    context_len: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A loaded weight, read back: `data` [bytes] uint8 in the stored type `dtype` (of karat.checkpoint.Weight)."""
+
+    dtype: str
+    data: NDArray[np.uint8]
+
+
+class Executor(Ops):
+    """Ops with memory of their own. Everything raises ExecutorError on arguments outside the contract.
+
+    executor          the name in karat.ops.registry
+    dtype             the compute dtype of all results
+    default_kv_dtype  the dtype of a cache for which none is asked
+    activations       what linear layers on weights in blocks (karat.quant.codes) read rows as: the compute dtype, which
+                      rounds nothing, or integers (karat.ops.integers). Other layers always read the compute dtype.
+    """
+
+    executor: str
+    dtype: FloatName
+    default_kv_dtype: FloatName
+    activations: Activations
+
+    @abstractmethod
+    def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
+        """Bytes of memory that a loaded tensor takes; `dtype` is its stored type (of karat.checkpoint.Weight)."""
+
+    @abstractmethod
+    def load(self, weight: Weight, *, later: bool = False) -> Loaded:
+        """Convert a stored tensor to the executor's layout. No value changes.
+
+        With `later` the result may be incomplete, and must not be used, until `pending_bytes` is 0.
+        """
+
+    @property
+    def pending_bytes(self) -> int:
+        """Stored bytes of the weights that are loaded and not yet complete."""
+        return 0
+
+    def load_pending(self, *, spares_core: bool = False) -> None:
+        """Complete some of these weights: a part that takes about a tenth of a second.
+
+        With `spares_core` one core, if there are several, is left to another thread of this process.
+        """
+
+    @abstractmethod
+    def held(self, loaded: Loaded) -> Held:
+        """The tensor that `load` made, read back to be compared with the file."""
+
+    @abstractmethod
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
+        """Cosine and sine for positions 0 … num_positions - 1 (see karat.ops.rope_table)."""
+
+    @abstractmethod
+    def cache_bytes(self, spec: CacheSpec) -> int:
+        """Bytes of memory that the cache of `new_cache` takes, what the layout rounds up included."""
+
+    @abstractmethod
+    def new_cache(self, spec: CacheSpec) -> Cache:
+        """An empty cache. Unwritten slots hold arbitrary values (NaN too); they must not affect any result."""
+
+    def begin(self, batch: ForwardBatch) -> Step:
+        """The batch as the executor holds it; every op of the step receives it as `step`."""
+        return batch
+
+    def read(self, x: Tensor) -> NDArray[np.floating]:
+        """The value of a result as an array of `dtype`."""
+        value: NDArray[np.floating] = x
+        return value
+
+    def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
+        """`forward` as a function of batches. The next call may overwrite the array that a call returned.
+
+        An executor may call `forward` once now, with handles, and replay the recorded ops for each batch.
+        """
+        return lambda batch: self.read(forward(self, self.begin(batch)))
