@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from karat.checkpoint import Weight
 from karat.errors import CheckpointError, ConfigError
+from karat.models.mistral3 import COMPOSITE
 from karat.models.opening import open_model
 from karat.models.registry import Model, build, find_weights, read_config
 from karat.ops.api import Ops
@@ -119,6 +121,26 @@ def test_it_is_a_mistral_to_the_bit(spelling: str, tmp_path: Path) -> None:
     logits = [forward.run(loaded(path, ops), [ids])[0] for path in paths]
     np.testing.assert_array_equal(logits[0], logits[1])
     np.testing.assert_array_equal(logits[0], logits[2])
+
+
+def test_what_the_hub_states_of_mistral_small_3_1() -> None:
+    """Its config.json says neither whether the head is tied nor where a text ends."""
+    text = {"attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120}
+    text |= {"initializer_range": 0.02, "intermediate_size": 32768, "max_position_embeddings": 131072}
+    text |= {"model_type": "mistral", "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8}
+    text |= {"rms_norm_eps": 1e-05, "rope_theta": 1e9, "sliding_window": None, "use_cache": True, "vocab_size": 131072}
+    vision = {"attention_dropout": 0.0, "head_dim": 64, "hidden_act": "gelu", "hidden_size": 1024, "image_size": 1540}
+    vision |= {"initializer_range": 0.02, "intermediate_size": 4096, "model_type": "pixtral", "num_channels": 3}
+    vision |= {"num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "rope_theta": 10000.0}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3"}
+    whole |= {"multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2}
+    whole |= {"text_config": text, "torch_dtype": "bfloat16", "transformers_version": "4.50.0.dev0"}
+    whole |= {"vision_config": vision, "vision_feature_layer": -1}
+    head = Weight("language_model.lm_head.weight", "BF16", (131072, 5120), np.zeros(0, np.uint8), Path("model"))
+    config = read_config(COMPOSITE.text_part(whole, {head.name: head}).config)
+    assert (config.model_type, config.num_layers, config.num_heads, config.num_kv_heads) == ("mistral", 40, 32, 8)
+    assert (config.head_dim, config.rope.theta, config.layer_windows) == (128, 1e9, (None,) * 40)
+    assert (config.tie_word_embeddings, config.dtype, config.eos_token_ids) == (False, "bfloat16", ())
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
