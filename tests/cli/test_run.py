@@ -143,7 +143,7 @@ def test_the_options_of_the_model_are_obeyed(alphabet: Path, karat_here: Karat) 
 
 
 def test_the_json_is_complete_and_consistent(alphabet: Path, karat_here: Karat) -> None:
-    done = karat_here("run", str(alphabet), "uvw", "-n", "2", "--logprobs", "2", "--prompt-logprobs", "1", "--json")
+    done = karat_here("run", str(alphabet), "uvw", "--n", "2", "--logprobs", "2", "--prompt-logprobs", "1", "--json")
     assert done.returncode == 0 and done.stdout.count("\n") == 1
     answer = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     tokenizer = Tokenizer.from_file(str(alphabet / "tokenizer.json"))
@@ -201,7 +201,7 @@ def test_a_fault_in_the_prompt_is_in_the_json(
 
 
 def test_several_answers_come_in_order_each_with_a_line_end(alphabet: Path, karat_here: Karat) -> None:
-    done = karat_here("run", "-q", str(alphabet), "x", "-n", "3")
+    done = karat_here("run", "-q", str(alphabet), "x", "--n", "3")
     assert done.stdout == "yz\nyz\nyz\n"
 
 

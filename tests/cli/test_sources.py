@@ -122,16 +122,23 @@ def test_model_and_prompt(
     [
         (["a", "b", "c"], None, None),
         (["a", "b"], "m", None),
-        (["a", "b"], None, "p"),
-        (["a"], "m", "p"),
         ("Once upon a time".split(), None, None),
     ],
 )
 def test_too_many_words_are_refused_with_the_quotes_that_are_missing(
     words: list[str], model: str | None, prompt: str | None
 ) -> None:
-    with pytest.raises(UsageError, match=f'{len(words)} words .* karat run "{" ".join(words)}"'):
+    given = "" if model is None else f"-m {model} "
+    with pytest.raises(UsageError, match=f'{len(words)} words .* karat run {given}"{" ".join(words)}"'):
         resolve(words, model, prompt)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "beside"), [(["a", "b"], None, "'a b' beside -p: "), (["a"], "m", "'a' beside -m and -p: ")]
+)
+def test_words_beside_the_prompt_are_refused(words: list[str], model: str | None, beside: str) -> None:
+    with pytest.raises(UsageError, match=beside):
+        resolve(words, model, "p")
 
 
 def test_two_words_of_which_the_first_is_no_model_need_quotes() -> None:

@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> str:
         (),
         ("--chat",),
         ("--json",),
-        ("-n", "2"),
+        ("--n", "2"),
         ("--seed", "5", "--quantize", "q8_0"),
         ("--json-schema", "schema.json"),
     ],
@@ -41,7 +41,7 @@ def test_a_receipt_is_written_and_verified(
     plain, written = karat_here(*asked), karat_here(*asked, "--receipt", str(path))
     assert written.returncode == 0, written.stderr
     assert "--json" in more or written.stdout == plain.stdout
-    num = 2 if "-n" in more else 1
+    num = 2 if "--n" in more else 1
     assert path.read_bytes().count(b"\n") == num
     loading = ("--quantize", "q8_0") if "--quantize" in more else ()
     done = karat_here("verify", str(path), "-m", model, *loading)
@@ -100,7 +100,7 @@ def test_a_receipt_of_digests_is_verified_beside_its_request(
     how: tuple[str, ...], request_: dict[str, object], model: str, tmp_path: Path, karat_here: Karat
 ) -> None:
     path, asked = tmp_path / "receipt.json", tmp_path / "request.json"
-    command = ("run", "-m", model, "-p", "Once", "--max-tokens", "9", *how, "-n", "2", "--receipt", str(path))
+    command = ("run", "-m", model, "-p", "Once", "--max-tokens", "9", *how, "--n", "2", "--receipt", str(path))
     done = karat_here(*command, "--receipt-digests")
     assert done.returncode == 0, done.stderr
     first = json.loads(path.read_text().splitlines()[0])

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from karat import __version__
+from karat.cli.habits import advice_on_command, translated
 from karat.cli.options import Debug, unfolded
-from karat.cli.terminal import emit, writing
+from karat.cli.terminal import emit, tell, writing
 from karat.cli.values import read_plainly
+from karat.errors import UsageError
 
 _EXAMPLES = """
 Examples
@@ -42,11 +44,33 @@ class _Plainer:
 
 
 class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
-    """One command."""
+    """One command, which also takes what other engines call its options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        options = [each for each in self.get_params(ctx) if isinstance(each, typer.core.TyperOption)]
+        words = [each.name for each in self.get_params(ctx) if not isinstance(each, typer.core.TyperOption)]
+        flags, valued = (
+            {name for each in options if each.is_flag is is_flag for name in (*each.opts, *each.secondary_opts)}
+            for is_flag in (True, False)
+        )
+        taken = translated(args, flags, valued, words)
+        for remark in taken.remarks if not {"-q", "--quiet"} & set(args) else ():
+            tell(f"karat: {remark}")
+        try:
+            return super().parse_args(ctx, taken.args)
+        except typer.TyperException as error:
+            if taken.advice is None:
+                raise
+            raise UsageError(f"{taken.advice}; see `{ctx.command_path} --help`") from error
 
 
 class _Group(_Plainer, typer.core.TyperGroup):  # type: ignore[misc]
     """The group of all commands. The name of a command may be two words, as `bench serve`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in _COMMANDS and (advice := advice_on_command(args[0])):
+            raise UsageError(f"there is no command {args[0]}: {advice}; see `karat --help`")
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         return super().resolve_command(ctx, joined(args))

@@ -34,7 +34,8 @@ Q3_K_S or Q2_K.
 def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the hub.")],
     out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write; it must not exist.")],
-    quant: Annotated[str, typer.Option("--quant", metavar="TYPE", help=_TYPES)],
+    word: Annotated[str | None, typer.Argument(metavar="TYPE", help="As --quant.")] = None,
+    quant: Annotated[str | None, typer.Option("--quant", metavar="TYPE", help=_TYPES, show_default=False)] = None,
     pure: Annotated[bool, typer.Option("--pure", help="The same type for all matrices, the head too.")] = False,
     requantize: Annotated[
         bool, typer.Option("--requantize", help="Quantise quantised tensors again; this loses more.")
@@ -52,9 +53,11 @@ def convert(
     from karat.convert import convert as write
     from karat.models.opening import open_model
 
-    mix = MIXES.get(quant.upper())
-    if mix is None:
-        raise UsageError(f"--quant {quant}: expected one of {', '.join(MIXES)}")
+    if word is not None and quant is not None:
+        raise UsageError(f"both {word} and --quant {quant}; give one of them")
+    chosen = word or quant
+    if chosen is None or (mix := MIXES.get(chosen.upper())) is None:
+        raise UsageError(f"--quant {chosen or 'is missing'}: expected one of {', '.join(MIXES)}")
     require_folder_of(out)
     source = open_model(resolve(model, progress=not quiet))
     progress = Progress(quiet=quiet)

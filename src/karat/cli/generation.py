@@ -1,5 +1,6 @@
 """Shared by `run` and `chat`: load a model, with remarks; ask it; measure the answer."""
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from time import perf_counter
@@ -25,8 +26,10 @@ Message = dict[str, str]
 
 def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str | None = None) -> "LLM":
     """The model (None: the embedded one). An error of this model also shows `reading`, the reason why a word was
-    taken for a model.
+    taken for a model. `quiet`: its remarks are not shown.
     """
+    if quiet:
+        logging.getLogger("karat").setLevel(logging.ERROR)
     try:
         with without_collections():
             from karat.checkpoint import resolve

@@ -222,7 +222,7 @@ class SamplingOptions:
         None
     )
     json_schema: Annotated[
-        Path | None, _option("Sampling", "FILE", "The answer is JSON that keeps to the JSON Schema in FILE.")
+        str | None, _option("Sampling", "FILE", "The answer is JSON that keeps to a JSON Schema: its file, or itself.")
     ] = None
     seed: Annotated[int | None, _option("Sampling", "N", "The same seed gives the same answer.")] = None
     max_tokens: Annotated[
@@ -247,7 +247,7 @@ class SamplingOptions:
         if arguments.pop("no_skip_special_tokens", False):
             arguments["skip_special_tokens"] = False
         if self.json_schema is not None:
-            arguments["structured_outputs"] = {"json": _text_of(arguments.pop("json_schema"))}
+            arguments["structured_outputs"] = {"json": _schema_of(arguments.pop("json_schema"))}
         if self.dry_sequence_breakers == ["none"]:  # as in llama.cpp
             arguments["dry_sequence_breakers"] = []
         if self.bad_words_ids:
@@ -261,10 +261,7 @@ class SamplingOptions:
 class ReportOptions:
     """The other fields of SamplingParams: they choose what is reported; None reports nothing."""
 
-    n: Annotated[
-        int | None,
-        typer.Option("-n", "--n", metavar="N", help="Give N answers.", rich_help_panel="Output", show_default=False),
-    ] = None
+    n: Annotated[int | None, _option("Output", "N", "Give N answers.")] = None
     logprobs: Annotated[
         int | None, _option("Output", "K", "Log-probability of each token and the K likeliest; with --json.")
     ] = None
@@ -373,12 +370,15 @@ def _given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None and value != []}
 
 
-def _text_of(path: Path) -> str:
+def _schema_of(given: str) -> str:
+    """A JSON Schema that is given itself, or by the path of its file."""
+    if given.lstrip().startswith("{"):
+        return given
     try:
-        with path.open("rb") as file:
+        with Path(given).open("rb") as file:
             return file.read(MAX_GRAMMAR_CHARS * 4 + 1).decode()  # SamplingParams refuses more
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--json-schema {path}: {error}; expected a file with a JSON Schema in UTF-8") from None
+        raise UsageError(f"--json-schema {given}: {error}; expected a file with a JSON Schema in UTF-8") from None
 
 
 def _bias(text: str) -> tuple[int, float]:

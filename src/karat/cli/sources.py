@@ -37,6 +37,7 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
     unless that is a terminal.
     """
     rest, reading = list(words), None
+    named = [flag for flag, value in (("-m", model), ("-p", prompt)) if value is not None]
     if len(rest) == 1 and model is None and prompt is None and rest[0] != "-":
         if why := looks_like_model(rest[0]):
             model = rest.pop()
@@ -53,7 +54,7 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
     if rest and prompt is None:
         prompt = rest.pop(0)
     if rest:
-        raise UsageError(_too_many(words))
+        raise UsageError(_too_many(words, model if named == ["-m"] else None, named))
     is_piped = prompt is None or prompt == "-"
     if prompt is None or prompt == "-":
         from karat.checkpoint.locate import absent
@@ -101,9 +102,15 @@ def _as_utf8(prompt: str) -> str:
     return prompt
 
 
-def _too_many(words: Sequence[str]) -> str:
+def _too_many(words: Sequence[str], model: str | None, named: Sequence[str]) -> str:
+    """`named`: the options that gave the model or the prompt."""
     shown = _shortened(" ".join(words))
-    return f'{len(words)} words where at most a model and a prompt fit; put the prompt in quotes: karat run "{shown}"'
+    if "-p" in named:
+        beside = " and ".join(named)
+        return f"{shown!r} beside {beside}: expected no more words; put the text of -p in quotes, or leave them out"
+    given = "" if model is None else f"-m {model} "
+    room = "a prompt fits" if named else "at most a model and a prompt fit"
+    return f'{len(words)} words where {room}; put the prompt in quotes: karat run {given}"{shown}"'
 
 
 def _shortened(text: str) -> str:

@@ -103,7 +103,8 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
 def _unread(metadata: Metadata, kind: str) -> list[str]:
     """A note of the keys that Karat does not know, or does not read for this kind of tokenizer."""
     start = "tokenizer.ggml."
-    idle = {"merges"} if kind == "llama" else {"add_space_prefix"}
+    has_prefix = metadata.values.get(f"{start}add_space_prefix") is not False  # none is what byte-level BPE has
+    idle = {"merges"} if kind == "llama" else {"add_space_prefix"} if has_prefix else set()
     known = _OTHER | {f"{start}{name}" for name in (_KNOWN | _NEUTRAL.keys()) - idle}
     known |= {SPACE_PREFIX} if kind == "llama" else set()
     found = [

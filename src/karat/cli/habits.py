@@ -1,0 +1,137 @@
+"""Options of llama.cpp, Ollama and vLLM, by habit: those that mean the same are taken, the others get an answer.
+
+An option that a command of Karat has itself is never looked up here. docs/from-llama-cpp.md and docs/from-vllm.md have
+the same for readers.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+# Another name for the same.
+_RENAMED: Mapping[str, str] = {
+    **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict"), "--max-tokens"),
+    **dict.fromkeys(("-c", "--ctx-size", "--ctx", "--num-ctx"), "--max-model-len"),
+    **dict.fromkeys(("-t", "--n-threads"), "--threads"),
+    "--temp": "--temperature",
+    **dict.fromkeys(("-s", "--sampling-seed"), "--seed"),
+    "--repeat-penalty": "--repetition-penalty",
+    **dict.fromkeys(("-r", "--reverse-prompt"), "--stop"),
+    **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
+    "-j": "--json-schema",
+    **dict.fromkeys(("-a", "--alias"), "--served-model-name"),
+    **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
+    **dict.fromkeys(("-b", "--batch-size"), "--max-num-batched-tokens"),
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "--model"),
+    "--chat-template-file": "--chat-template",
+    "--override-kv": "--override",
+    "--rope-scale": "--rope-factor",
+    **dict.fromkeys(("--outtype", "--quantization-type"), "--quant"),
+    "--api_key": "--api-key",
+    "-tp": "--tensor-parallel-size",
+}
+# Flags before what is a word of its own here, by the names of the words.
+_WORDS: Mapping[str, Collection[str]] = {
+    **dict.fromkeys(("-m", "--model", "-hf", "-hfr", "--hf-repo"), ("model",)),
+    **dict.fromkeys(("-f", "--file"), ("words",)),
+    **dict.fromkeys(("-o", "--outfile", "--output"), ("out",)),
+}
+_CPU = "Karat computes on the CPU"
+_MAPPED = "files are always mapped, and packed once"
+_BY_TEMPLATE = "how a model calls tools and reasons is known from its chat template"
+# What changes no answer: how many values follow, and why it has no effect.
+_WITHOUT_EFFECT: Mapping[str, tuple[int, str]] = {
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "--main-gpu", "-mg", "--device", "-dev"), (1, _CPU)),
+    **dict.fromkeys(("--gpu-memory-utilization", "--swap-space"), (1, _CPU)),
+    "--enforce-eager": (0, _CPU),
+    **dict.fromkeys(("--mmap", "--no-mmap", "--mlock", "--no-warmup", "--no-repack"), (0, _MAPPED)),
+    **dict.fromkeys(("-fa", "--flash-attn"), (1, "attention has one form")),
+    **dict.fromkeys(("-cb", "--cont-batching"), (0, "batching is always continuous")),
+    "--jinja": (0, "chat templates are always Jinja"),
+    "--metrics": (0, "/metrics is always there"),
+    "--trust-remote-code": (0, "no code of a model is run"),
+    "--enable-auto-tool-choice": (0, _BY_TEMPLATE),
+    **dict.fromkeys(("--tool-call-parser", "--reasoning-parser", "--reasoning-format"), (1, _BY_TEMPLATE)),
+    **dict.fromkeys(("--enable-prefix-caching", "--cache-prompt"), (0, "prefixes are always shared")),
+    **dict.fromkeys(("--no-display-prompt", "--simple-io", "--log-disable", "--color", "-co"), (0, "output is plain")),
+    **dict.fromkeys(("--uvicorn-log-level", "--log-level"), (1, "-q leaves errors alone")),
+    **dict.fromkeys(("--disable-log-requests", "--disable-log-stats"), (0, "-q leaves errors alone")),
+}
+_TALK = "karat chat talks, and karat run --chat asks once"
+_GRAMMAR = "--json-schema FILE holds an answer to a schema, and structured_outputs of the server to a Lark grammar"
+_NO_EMBEDDINGS = "Karat makes no embeddings yet"
+# What is done otherwise.
+_ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive", "-st", "--single-turn"), _TALK),
+    **dict.fromkeys(("-no-cnv", "--no-conversation"), "leave it out: karat run goes on with a text"),
+    **dict.fromkeys(("-f", "--file"), "the prompt is read from stdin: karat run -m MODEL < FILE"),
+    **dict.fromkeys(("--grammar", "--grammar-file"), _GRAMMAR),
+    **dict.fromkeys(("--embedding", "--embeddings"), _NO_EMBEDDINGS),
+    **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), "--kv-dtype TYPE is for both"),
+    "--rope-freq-base": "--override rope_theta=N",
+    **dict.fromkeys(("--chat-template-kwargs", "--default-chat-template-kwargs"), "--template-arg KEY=VALUE, for each"),
+    "-l": "--logit-bias ID=X",
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "leave it out: no result depends on it"),
+    **dict.fromkeys(("--tokenizer", "--tokenizer-mode"), "leave it out: a model's own tokenizer is taken"),
+    **dict.fromkeys(("-lcs", "--lora"), "LoRA is not there yet"),
+    **dict.fromkeys(("-md", "--model-draft", "--speculative-config"), "drafts are not there yet"),
+    "-o": "give the file to write as a word of its own",
+}
+_COMMANDS: Mapping[str, str] = {
+    **dict.fromkeys(("quantize", "quantise"), "karat convert IN OUT.gguf --quant Q4_K_M"),
+    **dict.fromkeys(("tokenize", "tokenise"), "karat serve has /tokenize, and karat run --json the ids of a prompt"),
+    "version": "karat --version",
+    **dict.fromkeys(("server", "start"), "karat serve MODEL"),
+    **dict.fromkeys(("complete", "completion", "generate"), 'karat run MODEL "TEXT"'),
+    **dict.fromkeys(("show", "info"), "karat inspect MODEL"),
+    **dict.fromkeys(("list", "ps", "ls"), "karat env says what is here; models are folders and files of yours"),
+    "-m": 'karat run -m MODEL -p "TEXT"',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """The words of a command with Karat's names; remarks on what has no effect; an answer for what is not there."""
+
+    args: list[str]
+    remarks: tuple[str, ...] = ()
+    advice: str | None = None
+
+
+def translated(
+    args: Sequence[str], flags: Collection[str], valued: Collection[str], words: Collection[str]
+) -> Translated:
+    """`args` of a command that has the options `flags` (without a value) and `valued`, and the named `words`."""
+    own = {*flags, *valued}
+    made: list[str] = []
+    remarks: list[str] = []
+    advice = None
+    waiting = list(reversed(args))
+    while waiting:
+        arg = waiting.pop()
+        name, equals, value = arg.partition("=")
+        if arg == "--" or not arg.startswith("-") or name in own:
+            made.append(arg)
+            if name in valued and not equals and waiting:
+                made.append(waiting.pop())
+            if arg == "--":
+                made += reversed(waiting)
+                break
+        elif (other := _RENAMED.get(name)) in own:
+            waiting.append(f"{other}{equals}{value}")
+        elif not equals and any(word in words for word in _WORDS.get(name, ())):
+            continue  # what follows is the word
+        elif name in _WITHOUT_EFFECT:
+            num, why = _WITHOUT_EFFECT[name]
+            if num and not equals and waiting and not waiting[-1].startswith("-"):
+                waiting.pop()
+            remarks.append(f"{name} has no effect: {why}")
+        else:
+            if advice is None and name in _ADVICE:
+                advice = f"there is no {name} here: {_ADVICE[name]}"
+            made.append(arg)
+    return Translated(made, tuple(remarks), advice)
+
+
+def advice_on_command(name: str) -> str | None:
+    """What stands for a word that is no command."""
+    return _COMMANDS.get(name)

@@ -1,0 +1,83 @@
+"""Options of other engines: what means the same is taken, what has no effect is named, the rest gets an answer."""
+
+from pathlib import Path
+
+import pytest
+
+from karat.cli import habits
+from karat.cli.app import command
+from karat.cli.habits import translated
+from tests.cli.conftest import Karat
+
+FLAGS, VALUED = ("-q", "--debug"), ("--temperature", "--max-tokens", "--seed", "--stop", "-p", "--model")
+OPTIONS = {option for each in command().commands.values() for parameter in each.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        (["--temp", "0", "-n", "4"], ["--temperature", "0", "--max-tokens", "4"]),
+        (["--temp=0", "-s", "1"], ["--temperature=0", "--seed", "1"]),
+        (["-p", "-n", "-q"], ["-p", "-n", "-q"]),  # a value that looks like an option
+        (["--stop=-n", "a"], ["--stop=-n", "a"]),
+        (["a", "--", "--temp"], ["a", "--", "--temp"]),
+        (["-hf", "org/name"], ["--model", "org/name"]),
+        (["--nonsense", "-"], ["--nonsense", "-"]),
+    ],
+)
+def test_other_names_of_the_same(given: list[str], made: list[str]) -> None:
+    taken = translated(given, FLAGS, VALUED, ())
+    assert (taken.args, taken.remarks, taken.advice) == (made, (), None)
+
+
+def test_what_has_no_effect_is_named() -> None:
+    taken = translated(["-ngl", "99", "--jinja", "-fa", "-p", "a", "--device=cpu"], FLAGS, VALUED, ())
+    assert taken.args == ["-p", "a"] and taken.advice is None
+    assert [remark.split()[0] for remark in taken.remarks] == ["-ngl", "--jinja", "-fa", "--device"]
+
+
+def test_flags_before_words() -> None:
+    assert translated(["-m", "a.gguf", "--tensors"], ["--tensors"], (), ["model"]).args == ["a.gguf", "--tensors"]
+    assert translated(["-f", "a.txt"], (), (), ["words"]).args == ["a.txt"]
+
+
+def test_the_first_that_is_not_there_gets_the_answer() -> None:
+    taken = translated(["--grammar", "a", "-cnv"], FLAGS, VALUED, ())
+    assert taken.advice and taken.advice.startswith("there is no --grammar here: ")
+
+
+def test_every_name_that_is_meant_is_there() -> None:
+    named = {*habits._RENAMED.values()}
+    for text in habits._ADVICE.values():
+        named |= {word.rstrip(",:;") for word in text.split() if word.startswith("--")}
+    assert named <= OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["run", "-cnv"], 2, "there is no -cnv here: karat chat talks, and karat run --chat asks once; see `karat run"),
+        (["quantize", "a"], 2, "there is no command quantize: karat convert IN OUT.gguf --quant Q4_K_M; see `karat --"),
+        (["-m", "a", "-p", "b"], 2, 'there is no command -m: karat run -m MODEL -p "TEXT"'),
+        (["run", "--temp", "x", "a"], 2, "--temperature"),
+    ],
+)
+def test_errors(args: list[str], code: int, said: str, karat_here: Karat) -> None:
+    done = karat_here(*args)
+    assert done.returncode == code and said in done.stderr
+
+
+def test_a_command_by_habit(karat_here: Karat) -> None:
+    by_habit = karat_here("run", "-p", "Once", "-n", "3", "--temp", "0", "-c", "64", "-t", "1", "-ngl", "9")
+    ours = ["--max-tokens", "3", "--temperature", "0", "--max-model-len", "64", "--threads", "1"]
+    assert by_habit.returncode == 0 and by_habit.stdout == karat_here("run", "-p", "Once", *ours).stdout
+    assert "karat: -ngl has no effect: Karat computes on the CPU\n" in by_habit.stderr
+    assert karat_here("run", "-q", "-p", "Once", "-n", "1", "-ngl", "9").stderr == ""
+
+
+def test_a_schema_is_a_file_or_itself(tmp_path: Path, karat_here: Karat) -> None:
+    schema = '{"enum": ["http://a//b"]}'
+    (tmp_path / "schema.json").write_text(schema)
+    for given in (schema, str(tmp_path / "schema.json")):
+        done = karat_here("run", "-q", "--json-schema", given, "-n", "40", "Once")
+        assert done.stdout == '"http://a//b"\n'
