@@ -84,6 +84,11 @@ def test_calls_refuse_other_names_with_advice(llm: LLM, method: str) -> None:
         assert advice in str(caught.value)
 
 
+def test_a_field_of_sampling_params_is_refused_with_where_it_goes(llm: LLM) -> None:
+    with pytest.raises(UsageError, match=r"LLM.generate has no max_tokens; give it as SamplingParams\(max_tokens=…\)"):
+        llm.generate("a", max_tokens=4)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", None])
 def test_a_dtype_is_refused_by_the_types_allowed(folder: Path, dtype: Any) -> None:
     with pytest.raises(ExecutorError, match=r"^dtype=.*: expected 'auto', 'float32' or 'float64'") as caught:

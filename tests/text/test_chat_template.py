@@ -235,3 +235,10 @@ def test_failures_name_the_line() -> None:
         ChatTemplate("\n{{ messages[0].x.y }}").render(HELLO)
     with pytest.raises(TemplateError, match=r"line 1, fails: TypeError"):
         ChatTemplate("{{ 1 + 'a' }}").render(HELLO)
+
+
+def test_a_template_that_wants_tools_says_so() -> None:
+    template = ChatTemplate("{% for tool in tools %}{{ tool.name }}{% endfor %}", {})
+    with pytest.raises(TemplateError, match="it seems to be for conversations with tools: send some, or take another"):
+        template.render([{"role": "user", "content": "a"}])
+    assert template.render([{"role": "user", "content": "a"}], tools=[{"name": "b"}]) == "b"

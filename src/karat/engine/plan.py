@@ -126,9 +126,9 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     max_model_len = longest if options.max_model_len is None else options.max_model_len
     if max_model_len > longest:
         raise UsageError(
-            f"max_model_len={max_model_len}: the model was made for {longest} (max_position_embeddings of its "
-            "config.json), and longer contexts give meaningless answers; lower it, or scale RoPE for more, as by "
-            "rope_scaling yarn and rope_factor 4"
+            f"max_model_len={max_model_len}: the model was made for {longest} tokens, and longer contexts give "
+            "meaningless answers; lower it (--max-model-len), or scale RoPE for more, as by --rope-scaling yarn and "
+            "--rope-factor 4, or LLM(rope_scaling='yarn', rope_factor=4)"
         )
     kv_dtype, num_ranks = options.kv_dtype or ops.default_kv_dtype, options.tensor_parallel_size
     weights = find_weights(config, checkpoint)

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from karat.errors import UsageError
-from karat.request import unknown_name
+from karat.request import SamplingParams, unknown_name
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ def settle_constructor(arguments: Mapping[str, object], constructor: Callable[..
 def refuse(method: str, arguments: Mapping[str, object], function: Callable[..., object]) -> None:
     """Raise UsageError, with advice, if there are `arguments`, which the method `function` of LLM does not take."""
     for name in arguments:
+        if name in SamplingParams.__dataclass_fields__:
+            raise UsageError(f"LLM.{method} has no {name}; give it as SamplingParams({name}=…)")
         raise UsageError(unknown_name(f"LLM.{method}", name, _names(function), _OF_CALLS))
 
 

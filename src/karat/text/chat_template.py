@@ -94,7 +94,8 @@ class ChatTemplate:
                 if num_chars > max_chars:
                     raise LimitError(f"it puts out more than {max_chars} characters")
         except Exception as error:
-            raise _failure(error) from error
+            needs_tools = tools is None and isinstance(error, TypeError) and "NoneType" in str(error)
+            raise _failure(error, needs_tools=needs_tools) from error
         return "".join(parts)
 
 
@@ -153,8 +154,8 @@ def _num_bytes(value: Any) -> int:
     return shallow_size(value)
 
 
-def _failure(error: Exception) -> TemplateError:
-    """The TemplateError for a failed render, with the line of the template."""
+def _failure(error: Exception, *, needs_tools: bool = False) -> TemplateError:
+    """The TemplateError for a failed render, with the line of the template. `needs_tools`: it may want some."""
     lineno, trace = getattr(error, "lineno", None), error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == "<template>":
@@ -166,4 +167,7 @@ def _failure(error: Exception) -> TemplateError:
     if isinstance(error, LimitError):
         return TemplateError(f"{place}, was stopped: {error}; expected what a prompt needs; use another template")
     what = str(error) if isinstance(error, jinja2.exceptions.TemplateError) else repr(error)
-    return TemplateError(f"{place}, fails: {what}; expected one that renders this conversation; repair the template")
+    remedy = "it seems to be for conversations with tools: send some, or take" if needs_tools else "repair it, or take"
+    return TemplateError(
+        f"{place}, fails: {what}; expected one that renders this conversation; {remedy} another template"
+    )

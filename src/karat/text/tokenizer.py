@@ -326,7 +326,10 @@ class Tokenizer:
         if self.chat_template is not None:
             return self.chat_template
         names = f" but those named {', '.join(sorted(self._templates))}" if self._templates else ""
-        raise TemplateError(f"the model has no chat template{names}; expected one; use a chat model, or complete text")
+        raise TemplateError(
+            f"the model has no chat template{names}; expected one; give it one (--chat-template FILE, or "
+            "LLM(chat_template=…)), use a chat model, or complete text"
+        )
 
     def _compile(self, name: str) -> "ChatTemplate":
         from karat.text.chat_template import ChatTemplate  # imports a template engine, which plain text does not need
