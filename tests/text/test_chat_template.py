@@ -238,7 +238,7 @@ def test_failures_name_the_line() -> None:
 
 
 def test_a_template_that_wants_tools_says_so() -> None:
-    template = ChatTemplate("{% for tool in tools %}{{ tool.name }}{% endfor %}", {})
+    template = ChatTemplate("{% for tool in tools %}{{ tool.name }}{% endfor %}")
     with pytest.raises(TemplateError, match="it seems to be for conversations with tools: send some, or take another"):
         template.render([{"role": "user", "content": "a"}])
     assert template.render([{"role": "user", "content": "a"}], tools=[{"name": "b"}]) == "b"
