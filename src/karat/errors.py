@@ -4,6 +4,11 @@ A message has three parts: what came, what was expected, and what to do. The com
 exits with the class's `exit_code`, which is part of the public interface.
 """
 
+import traceback
+
+Packed = tuple[str, str, str | None]
+"""An error on its way to another process: the name of its class in this module, its message and its `param`."""
+
 
 class KaratError(Exception):
     """Base of all errors that a user can cause or meet. Any other exception that escapes is a bug in Karat."""
@@ -128,19 +133,25 @@ class BugError(KaratError):
     """A request that a bug of Karat ended. The log has the traceback; other requests go on."""
 
 
-def packed(error: Exception) -> tuple[str, str]:
-    """The name of the class of this module that `unpacked` makes the error again with, and its message."""
+def packed(error: Exception, *, with_traceback: bool = False) -> Packed:
+    """The error for `unpacked`: of its own class, or of the nearest one above it that this module has.
+
+    Any other exception than MemoryError is a BugError, whose message is its class and text, or its traceback.
+    """
     match error:
         case KaratError():
-            return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__), str(error)
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+            return kind, str(error), error.param
         case MemoryError():
             text = "memory ran out; free some, or take a smaller model, context or KV cache"
-            return OutOfMemoryError.__name__, text
-    return BugError.__name__, f"{type(error).__name__}: {error}"
+            return OutOfMemoryError.__name__, text, None
+    text = "".join(traceback.format_exception(error)) if with_traceback else f"{type(error).__name__}: {error}"
+    return BugError.__name__, text, None
 
 
 def unpacked(kind: str, message: str, param: str | None = None) -> KaratError:
-    """The error of this class, message and param; BugError for a class that is none of this module."""
+    """The error that `packed` gave; a BugError that names the class if this module has none of that name."""
     found = globals().get(kind)
-    known = found if isinstance(found, type) and issubclass(found, KaratError) else BugError
-    return known(message, param=param)
+    if isinstance(found, type) and issubclass(found, KaratError):
+        return found(message, param=param)
+    return BugError(f"{kind}: {message}", param=param)

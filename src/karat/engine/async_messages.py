@@ -11,6 +11,7 @@ from karat.engine.comparing import Compared
 from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
+from karat.errors import Packed
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, Logprob, StreamChunk
 from karat.receipts.comparison import Parting
@@ -95,10 +96,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The engine ends with an error: the name of its class, in karat.errors or any other, and its message."""
+    """The engine ends with an error. The text of a bug is its traceback."""
 
-    kind: str
-    message: str
+    error: Packed
     logs: list[Log]
 
 
@@ -153,14 +153,14 @@ class News(msgspec.Struct, frozen=True, array_like=True):
     """The news of one request in one step.
 
     `progress` is (tokens of the prompt that were cached, tokens that are computed): when the request begins and, if
-    asked for, in each step. `refused` is class, text and param of the error for which the engine refused the request.
+    asked for, in each step. `refused` is the error for which the engine refused the request.
     """
 
     request_id: str
     pieces: list[Piece]
     ended: bool
     progress: tuple[int, int] | None = None
-    refused: tuple[str, str, str | None] | None = None
+    refused: Packed | None = None
 
 
 class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -169,7 +169,7 @@ class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     request_id: str
     difference: Difference | None
     output: CompletionOutput | None
-    refused: tuple[str, str, str | None] | None = None
+    refused: Packed | None = None
 
 
 class Parted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -177,7 +177,7 @@ class Parted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     request_id: str
     parting: Parting | None
-    refused: tuple[str, str, str | None] | None = None
+    refused: Packed | None = None
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):

@@ -175,9 +175,9 @@ class EngineProcess:
 
 def raised(failure: Failed) -> KaratError:
     """The error that the engine reported, of its own class; EngineDiedError for a bug."""
-    error = unpacked(failure.kind, failure.message)
+    error = unpacked(*failure.error)
     if isinstance(error, BugError):
-        return EngineDiedError(f"the engine ended by a bug; please report it: {failure.message}")
+        return EngineDiedError(f"the engine ended by a bug; please report it: {error}")
     return error
 
 

@@ -44,7 +44,7 @@ from karat.engine.llm import LLM
 from karat.engine.pace import PROMPT_STEP_S, pause_after
 from karat.engine.replay import Replay as EngineReplay
 from karat.engine.updates import RequestUpdate
-from karat.errors import BugError, KaratError, packed
+from karat.errors import BugError, Packed, packed
 from karat.models.opening import open_model
 from karat.ranks.lifeline import end_with_parent
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> None:
         except ConnectionEndedError:
             raise
         except Exception as error:  # noqa: BLE001 - it is told to who started this process, which raises it
-            line.send(Failed(*_ended_by(error), line.take_logs()))
+            line.send(Failed(packed(error, with_traceback=True), line.take_logs()))
     except ConnectionEndedError:
         pass
     os._exit(0)  # nothing here is worth a clean-up; ranks end with this process
@@ -123,7 +123,7 @@ class _Line:
         ]
         return Stepped(news, step.stats, [*step.logs, *self.take_logs()], replayed)
 
-    def _fault(self, one: News | Replayed | Parted) -> tuple[str, str, str | None] | None:
+    def _fault(self, one: News | Replayed | Parted) -> Packed | None:
         try:
             self._encode(one)
         except Exception as error:  # noqa: BLE001 - it ends this request alone
@@ -173,18 +173,12 @@ def _opened(line: _Line) -> LLM:
     return llm
 
 
-def _ended_by(error: Exception) -> tuple[str, str]:
-    """The error that ends this process: with its traceback if it is a bug."""
-    kind, text = packed(error)
-    return kind, "".join(traceback.format_exception(error)) if kind == BugError.__name__ else text
-
-
-def _told(error: Exception) -> tuple[str, str, str | None]:
+def _told(error: Exception) -> Packed:
     """The error of one request. The log has the traceback of a bug."""
-    kind, text = packed(error)
-    if kind == BugError.__name__:
+    told = packed(error)
+    if told[0] == BugError.__name__:
         _log.error("a request ends by a bug; others go on\n%s", "".join(traceback.format_exception(error)))
-    return kind, text, error.param if isinstance(error, KaratError) else None
+    return told
 
 
 class Worker:

@@ -11,7 +11,7 @@ from karat.engine.logprobs import token_logprobs
 from karat.engine.sampler import choose, finite_argmax
 from karat.engine.sequence import Sequence
 from karat.engine.words import Words, words_of
-from karat.errors import KaratError, RequestError, packed
+from karat.errors import RequestError, packed
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, StreamChunk, TokenLogprobs
 from karat.request import Request
@@ -155,9 +155,8 @@ class Choice:
         self._follow(sampled.token_id)
 
     def fail(self, error: Exception) -> None:
-        self._error_type, what = packed(error)
+        self._error_type, what, self._error_param = packed(error)
         self._error = f"choice {self.index}: {what}"
-        self._error_param = error.param if isinstance(error, KaratError) else None
         try:
             self._finish("error")
         except Exception:  # noqa: BLE001 - the text side failed; its first error is the one reported

@@ -12,14 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from karat import errors
 from karat.batch import ForwardBatch
 from karat.checkpoint import ModelCheckpoint
 from karat.checkpoint.overrides import without_texts
 from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
 from karat.engine.sizes import EngineConfig
-from karat.errors import KaratError, RankError
+from karat.errors import BugError, KaratError, RankError, unpacked
 from karat.machine.cores import num_physical_cores
 from karat.machine.memory import available_bytes
 from karat.ranks.placement import cores_of_ranks
@@ -147,7 +146,7 @@ class ParallelModel:
         failures = [(rank, reply) for rank, reply in enumerate(decoded) if isinstance(reply, Failed)]
         if failures:
             rank, failure = min(failures, key=lambda failed: (failed[1].abandoned, failed[0]))
-            raise _raised(rank, failure, of_all=len({failed.message for _, failed in failures}) == 1 < len(failures))
+            raise _raised(rank, failure, of_all=len({failed.error for _, failed in failures}) == 1 < len(failures))
         return decoded
 
 
@@ -194,8 +193,8 @@ def _close(ranks: Ranks, file: int) -> None:
 
 
 def _raised(rank: int, failure: Failed, *, of_all: bool) -> KaratError:
-    """The error that a rank reported, of its own class; RankError for a class that is not in karat.errors."""
-    kind = getattr(errors, failure.kind, None)
-    if not (isinstance(kind, type) and issubclass(kind, KaratError)):
-        return RankError(f"rank {rank}: {failure.message}")
-    return kind(failure.message if of_all else f"rank {rank}: {failure.message}")
+    """The error that a rank reported, of its own class; RankError for a bug."""
+    kind, text, param = failure.error
+    if kind == BugError.__name__:
+        return RankError(f"rank {rank}: {text}")
+    return unpacked(kind, text if of_all else f"rank {rank}: {text}", param)

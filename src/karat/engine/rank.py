@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import socket
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import msgspec
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.loading import Preparation, open_runner
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
-from karat.errors import KaratError, OutOfMemoryError, RankError
+from karat.errors import OutOfMemoryError, RankError, packed
 from karat.models.opening import open_model
 from karat.models.registry import Model, build, read_config
 from karat.ops import registry
@@ -65,9 +64,9 @@ class Rank:
         try:
             return self.do(command)
         except Exception as error:  # noqa: BLE001 - reported to the starting process, which raises it
-            kind, message = _told(error, "loading its part of the model" if isinstance(command, Load) else "computing")
+            work = "loading its part of the model" if isinstance(command, Load) else "computing"
             abandoned = self._group is not None and self._group.abandoned
-            return Failed(kind=kind, message=message, abandoned=abandoned)
+            return Failed(error=packed(_said(error, work), with_traceback=True), abandoned=abandoned)
 
     def do(self, command: msgspec.Struct) -> msgspec.Struct:
         match command:
@@ -119,22 +118,20 @@ class Rank:
         return Loaded(bytes_read=model.bytes_read, warnings=tuple(warnings))
 
 
-def _told(error: Exception, work: str) -> tuple[str, str]:
-    """The name of the class to raise and its message: a sentence for a refusal of the system, a traceback for a bug."""
+def _said(error: Exception, work: str) -> Exception:
+    """The error to report: a sentence for a refusal of the system."""
     match error:
-        case KaratError():
-            return type(error).__name__, str(error)
         case MemoryError() | OSError(errno=errno.ENOMEM):
-            return OutOfMemoryError.__name__, (
+            return OutOfMemoryError(
                 f"memory ran out while {work}; free some, raise its limits (ulimit -v, a container's memory), or take "
                 "a smaller model, context or KV cache"
             )
         case OSError():
-            return RankError.__name__, (
+            return RankError(
                 f"the system refused something while {work} ({error}); see the words in brackets, and the limits of "
                 "this process (ulimit -a)"
             )
-    return type(error).__name__, "".join(traceback.format_exception(error))
+    return error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import numpy as np
 from karat.batch import ForwardBatch
 from karat.checkpoint.overrides import Overrides
 from karat.config import Activations, FloatName
+from karat.errors import Packed
 from karat.ops.executor import StepLimits
 
 
@@ -87,11 +88,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The command ended with an error: the name of its class, in karat.errors or any other, and its message.
+    """The command ended with an error. `abandoned`: it ended only because another rank failed."""
 
-    `abandoned`: it ended only because another rank failed.
-    """
-
-    kind: str
-    message: str
+    error: Packed
     abandoned: bool = False

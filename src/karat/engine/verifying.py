@@ -62,7 +62,7 @@ def with_receipts(
             made = receipt_of(fingerprint, request, whole, max_tokens=max_tokens, digests_only=wish == "digests")
         except Exception as error:  # noqa: BLE001 - it ends this choice alone
             _log.error("the receipt of a choice could not be made", exc_info=error)
-            kind, text = packed(error)
+            kind, text, _ = packed(error)
             said = f"choice {choice.index}: its receipt could not be made: {text}"
             return replace(choice, finish_reason="error", stop_reason=None, error=said, error_type=kind)
         return replace(choice, receipt=made)

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from karat.bench.sides import Sample
+from karat.errors import Packed
 
 
 class Prefill(msgspec.Struct, frozen=True, tag=True):
@@ -59,10 +60,7 @@ class Row(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """An error of karat.errors, by the name of its class."""
-
-    kind: str
-    message: str
+    error: Packed
 
 
 Command = Prefill | Start | Steps | Stop | Logits | Close

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from karat import errors
 from karat.bench.peers.api import Peer
 from karat.bench.peers.messages import (
     Close,
@@ -39,7 +38,7 @@ from karat.bench.peers.messages import (
 from karat.bench.sides import Prompt, Sample
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.children.starter import Starter
-from karat.errors import ExecutorError, KaratError
+from karat.errors import ExecutorError, KaratError, packed, unpacked
 
 _SECONDS_TO_END = 10
 _REPLIES = msgspec.msgpack.Decoder(Reply)
@@ -126,7 +125,7 @@ class PeerProcess:
         except ConnectionEndedError as end:
             raise self._ended() from end
         if isinstance(reply, Failed):
-            raise getattr(errors, reply.kind)(reply.message)
+            raise unpacked(*reply.error)
         assert isinstance(reply, kind), f"{type(reply).__name__} for {kind.__name__}"
         return reply
 
@@ -199,6 +198,6 @@ def _do(peer: Peer, command: Command) -> Reply:
 
 
 def _failed(fault: Exception) -> Failed:
-    if isinstance(fault, KaratError):
-        return Failed(type(fault).__name__, str(fault))
-    return Failed(ExecutorError.__name__, f"the peer failed: {type(fault).__name__}: {fault}")
+    if not isinstance(fault, KaratError):
+        fault = ExecutorError(f"the peer failed: {type(fault).__name__}: {fault}")
+    return Failed(packed(fault))
