@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from karat.explanation import Explanation
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -82,8 +84,7 @@ class RequestOutput:
         return all(output.finish_reason is not None for output in self.outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamChunk:
+class StreamChunk(msgspec.Struct, frozen=True, array_like=True):
     """New text and tokens of one choice, in order. The last chunk of a choice has a finish_reason.
 
     Text lags behind the tokens while it may be part of a character or of a stop string. If prompt_logprobs are asked

@@ -7,10 +7,11 @@ changes every token after it.
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.engine.engine import Engine
 from karat.engine.sizes import EngineConfig
-from karat.engine.updates import RequestUpdate
+from karat.engine.updates import Gathered, RequestUpdate
 from karat.outputs import RequestOutput, StreamChunk
 from karat.request import Request, SamplingParams
 from karat.text import Tokenizer
@@ -112,7 +113,37 @@ def make_engine(
 ) -> tuple[Engine, FakeModel]:
     config = make_config(**({"vocab_size": tokenizer.vocab_size} | changes))
     model = FakeModel(config, logits_of)
-    return Engine(model, tokenizer, config), model
+    return WholeEngine(model, tokenizer, config), model
+
+
+class WholeEngine(Engine):
+    """An engine whose last updates have the output, gathered of all that it gave of the request."""
+
+    def add_request(self, request: Request, grammar: Any = None) -> None:
+        self._gathered = {**getattr(self, "_gathered", {}), request.request_id: Gathered(request)}
+        super().add_request(request, grammar)
+
+    def step(self) -> list[RequestUpdate]:
+        return list(map(self._whole, super().step()))
+
+    def abort(self, request_id: str) -> RequestUpdate | None:
+        update = super().abort(request_id)
+        return None if update is None else self._whole(update)
+
+    def _whole(self, update: RequestUpdate) -> RequestUpdate:
+        assert update.output is None, "whoever hands the output out makes it, once"
+        return msgspec.structs.replace(update, output=self._gathered[update.request_id].add(update))
+
+
+def outputs_of(updates: Iterable[RequestUpdate], requests: Iterable[Request]) -> dict[str, RequestOutput]:
+    """The outputs of the requests whose last updates are there, all updates of a plain engine given."""
+    gathered = {item.request_id: Gathered(item) for item in requests}
+    found: dict[str, RequestOutput] = {}
+    for update in updates:
+        assert update.request_id not in found, "ended twice"
+        if (output := gathered[update.request_id].add(update)) is not None:
+            found[update.request_id] = output
+    return found
 
 
 def request(

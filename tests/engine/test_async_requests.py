@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
 from karat.children.connection import Connection
 from karat.engine import async_llm, async_worker, verifying
-from karat.engine.async_messages import Abort, Add, Compare, News, Piece, Replayed, Stepped
+from karat.engine.async_messages import Abort, Add, Compare, Replayed, Stepped
 from karat.engine.async_process import encoded
 from karat.engine.async_worker import Worker, _Line
 from karat.engine.comparing import Compared
@@ -118,7 +118,7 @@ def test_progress_is_told_twice_a_second_to_who_asks(is_asked: bool, llm: LLM, m
     monkeypatch.setattr(engine, "_clock", lambda: now[0])
     asked = add(50 + is_asked, length=800, max_tokens=1)
     told = served(llm, [Add(asked.request, is_asked)], *[[] for _ in range(40)])
-    computed = [news.progress[1] for message in told for news in message.news if news.progress]
+    computed = [news.progress.num_computed for message in told for news in message.news if news.progress]
     if is_asked:
         assert computed[-1] == 800 and max(b - a for a, b in pairwise(computed)) <= 50, "half a second"
     else:
@@ -478,8 +478,8 @@ def test_a_command_that_comes_in_part_is_not_waited_for(line: tuple[_Line, Conne
 
 
 def test_news_that_cannot_be_sent_end_their_request_alone(llm: LLM, line: tuple[_Line, Connection]) -> None:
-    bad = News("bad", [Piece(0, "\ud800", (1,))], False)
-    good = News("good", [Piece(0, "a", (2,))], True)
+    bad = RequestUpdate("bad", (StreamChunk(0, "\ud800", (1,)),))
+    good = RequestUpdate("good", (StreamChunk(0, "a", (2,)),), ended=True)
     line[0].send(Stepped([bad, good], llm.engine.stats(), [], [Replayed("r", Difference("\ud800"), None)]))
     (message,) = line[1].take()
     step = msgspec.msgpack.Decoder(Stepped).decode(message)

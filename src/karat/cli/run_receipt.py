@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from karat.cli.generation import Task
-from karat.outputs import CompletionOutput, StreamChunk
+from karat.outputs import StreamChunk
 from karat.request import Request
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Gathered:
     def write(self, task: Task, path: Path, *, signer: "Signer | None", digests_only: bool) -> None:
         """Write the receipts. Raises ReceiptError for a choice that failed, OutputError for a file."""
         from karat.checkpoint.files import whole_file
+        from karat.engine.choice import completion_of
         from karat.engine.lengths import resolve_max_tokens
         from karat.receipts.making import receipt_of
 
@@ -43,20 +44,11 @@ class Gathered:
         max_tokens = resolve_max_tokens(task.params, len(task.prompt_ids), task.llm.max_model_len)
         lines = []
         for index in range(task.params.n):
-            made = receipt_of(
-                fingerprint, request, self._choice(index), max_tokens=max_tokens, digests_only=digests_only
-            )
+            choice = completion_of([chunk for chunk in self._chunks if chunk.index == index], task.params)
+            made = receipt_of(fingerprint, request, choice, max_tokens=max_tokens, digests_only=digests_only)
             lines.append((made if signer is None else signer.sign(made)).to_json())
         with whole_file(path) as file:
             file.write(b"\n".join(lines) + b"\n")
-
-    def _choice(self, index: int) -> CompletionOutput:
-        chunks = [chunk for chunk in self._chunks if chunk.index == index]
-        last = chunks[-1]
-        token_ids = tuple(token_id for chunk in chunks for token_id in chunk.token_ids)
-        return CompletionOutput(
-            index, "".join(chunk.text for chunk in chunks), token_ids, last.finish_reason, last.stop_reason
-        )
 
 
 def _request(task: Task) -> Request:

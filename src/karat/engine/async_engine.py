@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from karat.children.connection import ConnectionEndedError
-from karat.engine.async_messages import Abort, Add, Compare, Failed, Log, News, Open, Parted, Replay, Replayed, Stepped
+from karat.engine.async_messages import Abort, Add, Compare, Failed, Log, Open, Parted, Replay, Replayed, Stepped
 from karat.engine.async_process import EngineProcess, encoded, raised
 from karat.engine.async_requests import OpenRequest
 from karat.engine.stats import EngineStats
@@ -219,7 +219,7 @@ class AsyncEngine:
                     self._fail(raised(message))
                     return
 
-    def _bring(self, opened: OpenRequest, news: News) -> None:
+    def _bring(self, opened: OpenRequest, news: RequestUpdate) -> None:
         """Give a request its news. What goes wrong with them ends this request alone."""
         try:
             if news.refused is not None:

@@ -1,7 +1,6 @@
 """Messages between AsyncLLM and the process of its engine: typed (msgspec), never pickle."""
 
 from collections.abc import Mapping
-from typing import Self
 
 import msgspec
 
@@ -11,9 +10,9 @@ from karat.engine.comparing import Compared
 from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
+from karat.engine.updates import RequestUpdate
 from karat.errors import Packed
-from karat.explanation import Explanation
-from karat.outputs import CompletionOutput, FinishReason, Logprob, StreamChunk
+from karat.outputs import CompletionOutput
 from karat.receipts.comparison import Parting
 from karat.receipts.verdict import Difference
 from karat.request import Request
@@ -102,67 +101,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     logs: list[Log]
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A StreamChunk in few bytes: fields that most chunks do not have come last and are left out."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    logprobs: tuple[Mapping[int, Logprob], ...] | None = None
-    error: str | None = None
-    prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
-    explanations: tuple[Explanation, ...] | None = None
-    error_type: str | None = None
-    error_param: str | None = None
-
-    @classmethod
-    def of(cls, chunk: StreamChunk) -> Self:
-        return cls(
-            chunk.index,
-            chunk.text,
-            chunk.token_ids,
-            chunk.finish_reason,
-            chunk.stop_reason,
-            chunk.logprobs,
-            chunk.error,
-            chunk.prompt_logprobs,
-            chunk.explanations,
-            chunk.error_type,
-            chunk.error_param,
-        )
-
-    def chunk(self) -> StreamChunk:
-        return StreamChunk(
-            self.index,
-            self.text,
-            self.token_ids,
-            self.finish_reason,
-            self.stop_reason,
-            self.logprobs,
-            self.error,
-            self.prompt_logprobs,
-            self.explanations,
-            self.error_type,
-            self.error_param,
-        )
-
-
-class News(msgspec.Struct, frozen=True, array_like=True):
-    """The news of one request in one step.
-
-    `progress` is (tokens of the prompt that were cached, tokens that are computed): when the request begins and, if
-    asked for, in each step. `refused` is the error for which the engine refused the request.
-    """
-
-    request_id: str
-    pieces: list[Piece]
-    ended: bool
-    progress: tuple[int, int] | None = None
-    refused: Packed | None = None
-
-
 class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The end of a replay: the first different token, or the answer; or why it could not be computed."""
 
@@ -181,9 +119,12 @@ class Parted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """One step in one message: the news of every request that has any, and the engine's counters."""
+    """One step in one message: the news of every request that has any, and the engine's counters.
 
-    news: list[News]
+    An update has progress when the request begins and, if asked for, in each step of the prompt. It has no output.
+    """
+
+    news: list[RequestUpdate]
     stats: EngineStats
     logs: list[Log]
     replayed: list[Replayed | Parted] = []

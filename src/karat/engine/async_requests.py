@@ -3,12 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
-from karat.engine.async_messages import News
-from karat.engine.updates import PromptProgress, RequestUpdate
+from msgspec.structs import replace
+
+from karat.engine.updates import Gathered, PromptProgress, RequestUpdate
 from karat.errors import SlowReaderError
-from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
+from karat.outputs import RequestOutput
 from karat.request import Request
 
 
@@ -39,32 +39,25 @@ class OpenRequest:
         self._tells_progress = tells_progress
         self._kept: deque[RequestUpdate] = deque()
         self._num_kept_tokens = 0
-        self._num_cached = 0
-        self._chunks: list[list[StreamChunk]] = [[] for _ in range(request.params.n)]
+        self._gathered = Gathered(request, name)
         self._see = see
         self._complete = complete
         self._last: RequestUpdate | None = None  # that `see` is to have, or had
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         if tells_progress:
-            self._keep((), None, PromptProgress(len(request.prompt_token_ids)))
+            self._keep(RequestUpdate(name, (), progress=PromptProgress(len(request.prompt_token_ids))))
 
-    def bring(self, news: News) -> None:
+    def bring(self, news: RequestUpdate) -> None:
         """Keep news of the engine. If too many tokens wait, SlowReaderError replaces them."""
         if self.has_ended:
             return
-        progress = None
-        if news.progress is not None:
-            self.has_begun = True
-            self._num_cached = news.progress[0]
-            if self._tells_progress:
-                progress = PromptProgress(len(self.request.prompt_token_ids), *news.progress)
-        chunks = tuple([piece.chunk() for piece in news.pieces])
-        for chunk in chunks:
-            self._chunks[chunk.index].append(chunk)
+        self.has_begun |= news.progress is not None
+        output = self._gathered.add(news)
         self.has_ended = news.ended
-        if chunks or progress:
-            self._keep(chunks, self._whole() if news.ended else None, progress)
+        progress = news.progress if self._tells_progress else None
+        if news.chunks or progress:
+            self._keep(RequestUpdate(self.name, news.chunks, output, progress, news.ended, news.num_cached_tokens))
         if not self.has_ended and self._num_kept_tokens > self._most_kept:
             self.fail(
                 SlowReaderError(
@@ -105,22 +98,19 @@ class OpenRequest:
         output = update.output
         return update if output is None else replace(update, output=await complete(output, self.request))
 
-    def _keep(
-        self, chunks: tuple[StreamChunk, ...], output: RequestOutput | None, progress: PromptProgress | None
-    ) -> None:
-        update = RequestUpdate(self.name, chunks, output, progress)
+    def _keep(self, update: RequestUpdate) -> None:
         if self._see is None:
             self._kept.append(update)
-            self._num_kept_tokens += sum(len(chunk.token_ids) for chunk in chunks)
+            self._num_kept_tokens += sum(len(chunk.token_ids) for chunk in update.chunks)
             self._wake()
             return
-        if output is None or self._complete is None:
+        if update.output is None or self._complete is None:
             try:
                 self._see(update)
             except Exception as fault:  # noqa: BLE001 - raised by `output`, where the caller waits
                 self.fail(fault)
                 return
-        if output is not None:
+        if update.output is not None:
             self._last = update
             self._wake()
 
@@ -137,37 +127,3 @@ class OpenRequest:
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-    def _whole(self) -> RequestOutput:
-        request, first = self.request, self._chunks[0]
-        return RequestOutput(
-            request_id=self.name,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            outputs=tuple(_choice(chunks, request) for chunks in self._chunks),
-            prompt_logprobs=first[0].prompt_logprobs if first else None,
-            seed=request.seed,
-            num_cached_tokens=self._num_cached,
-        )
-
-
-def _choice(chunks: list[StreamChunk], request: Request) -> CompletionOutput:
-    """All chunks of a choice as one output; the last chunk has the finish reason."""
-    last = chunks[-1]
-    logprobs = explanations = None
-    if request.params.logprobs is not None:
-        logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs or ())
-    if request.params.explain:
-        explanations = tuple(entry for chunk in chunks for entry in chunk.explanations or ())
-    return CompletionOutput(
-        index=last.index,
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        logprobs=logprobs,
-        error=last.error,
-        explanations=explanations,
-        error_type=last.error_type,
-        error_param=last.error_param,
-    )

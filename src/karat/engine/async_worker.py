@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.async_messages import (
@@ -28,10 +29,8 @@ from karat.engine.async_messages import (
     Failed,
     Loading,
     Log,
-    News,
     Open,
     Parted,
-    Piece,
     Ready,
     Replay,
     Replayed,
@@ -43,9 +42,10 @@ from karat.engine.forms import Asked
 from karat.engine.llm import LLM
 from karat.engine.pace import PROMPT_STEP_S, pause_after
 from karat.engine.replay import Replay as EngineReplay
-from karat.engine.updates import RequestUpdate
+from karat.engine.updates import PromptProgress, RequestUpdate
 from karat.errors import BugError, Packed, packed
 from karat.models.opening import open_model
+from karat.outputs import StreamChunk
 from karat.ranks.lifeline import end_with_parent
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class _Line:
     def _without_unfit(self, step: Stepped) -> Stepped:
         """The step with an error for each request whose news cannot be encoded; the others have theirs."""
         news = [
-            each if (told := self._fault(each)) is None else News(each.request_id, [], each.ended, None, told)
+            each if (told := self._fault(each)) is None else replace(each, chunks=(), progress=None, refused=told)
             for each in step.news
         ]
         replayed = [
@@ -123,7 +123,7 @@ class _Line:
         ]
         return Stepped(news, step.stats, [*step.logs, *self.take_logs()], replayed)
 
-    def _fault(self, one: News | Replayed | Parted) -> Packed | None:
+    def _fault(self, one: RequestUpdate | Replayed | Parted) -> Packed | None:
         try:
             self._encode(one)
         except Exception as error:  # noqa: BLE001 - it ends this request alone
@@ -191,7 +191,7 @@ class Worker:
         self._engine = llm.engine
         self._open: dict[str, bool] = {}  # by id: whether each step tells how far the prompt is
         self._waiting: set[str] = set()  # those whose beginning was not told
-        self._news: list[News] = []
+        self._news: list[RequestUpdate] = []
         self._replays: dict[str, EngineReplay] = {}
         self._replayed: list[Replayed | Parted] = []
         self._formed: dict[str, tuple[Add | Replay | Compare, Asked]] = {}  # in order; their forms are compiled
@@ -268,7 +268,7 @@ class Worker:
         match command:
             case Add():
                 self._engine.abort(request_id)  # of one that was added in part
-                self._news.append(News(request_id, [], True, None, told))
+                self._news.append(RequestUpdate(request_id, (), ended=True, refused=told))
             case Replay():
                 self._replayed.append(Replayed(request_id, None, None, told))
             case Compare():
@@ -279,14 +279,15 @@ class Worker:
             command, asked = self._formed.pop(request_id)
             asked.leave()
             if isinstance(command, Add):
-                pieces = [Piece(index, "", (), "abort") for index in range(command.request.params.n)]
-                self._news.append(News(request_id, pieces, True))
+                chunks = tuple(StreamChunk(index, "", (), "abort") for index in range(command.request.params.n))
+                self._news.append(RequestUpdate(request_id, chunks, ended=True))
         elif request_id in self._comparisons:
             self._comparisons.pop(request_id).close()
         elif request_id in self._replays:
             self._engine.abort_replay(self._replays.pop(request_id).request)
         elif (update := self._engine.abort(request_id)) is not None:
-            self._news.append(self._forgotten(update))
+            self._news.append(update)
+            self._forget(request_id)
 
     def _compare(self) -> None:
         """One step of the comparison that came first, if it is due: requests have most of the time."""
@@ -312,14 +313,13 @@ class Worker:
         """Send the news in one message, if there are any."""
         for request_id in list(self._open):
             progress = self._progress(request_id)
-            for update in self._engine.take(request_id):
-                if update.output is not None:
-                    self._news.append(self._forgotten(update, progress))
-                else:
-                    self._news.append(News(request_id, _pieces(update), False, progress))
-                progress = None
+            updates = self._engine.take(request_id)
             if progress is not None:
-                self._news.append(News(request_id, [], False, progress))
+                first = updates[0] if updates else RequestUpdate(request_id, ())
+                updates = (replace(first, progress=progress), *updates[1:])
+            self._news += updates
+            if updates and updates[-1].ended:
+                self._forget(request_id)
         for request_id, replay in list(self._replays.items()):
             if replay.done:
                 del self._replays[request_id]
@@ -330,24 +330,17 @@ class Worker:
             self._line.send(Stepped(self._news, self._engine.stats(), logs, self._replayed))
             self._news, self._replayed = [], []
 
-    def _progress(self, request_id: str) -> tuple[int, int] | None:
+    def _progress(self, request_id: str) -> PromptProgress | None:
         """The prompt's progress, when the prompt begins and, if asked for, in each step; else None."""
         if request_id not in self._waiting and not self._open[request_id]:
             return None
         found = self._engine.prompt_progress(request_id)
-        if found is None:
-            return None
+        if found is not None:
+            self._waiting.discard(request_id)
+            if found.num_computed == found.num_tokens:
+                self._open[request_id] = False  # for the last time
+        return found
+
+    def _forget(self, request_id: str) -> None:
+        del self._open[request_id]
         self._waiting.discard(request_id)
-        if found.num_computed == found.num_tokens:
-            self._open[request_id] = False  # for the last time
-        return found.num_cached, found.num_computed
-
-    def _forgotten(self, update: RequestUpdate, progress: tuple[int, int] | None = None) -> News:
-        """The last news of a request."""
-        del self._open[update.request_id]
-        self._waiting.discard(update.request_id)
-        return News(update.request_id, _pieces(update), True, progress)
-
-
-def _pieces(update: RequestUpdate) -> list[Piece]:
-    return [Piece.of(chunk) for chunk in update.chunks]

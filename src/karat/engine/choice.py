@@ -14,7 +14,7 @@ from karat.engine.words import Words, words_of
 from karat.errors import RequestError, packed
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, StreamChunk, TokenLogprobs
-from karat.request import Request
+from karat.request import Request, SamplingParams
 from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 
 if TYPE_CHECKING:
@@ -183,35 +183,26 @@ class Choice:
 
     def chunk_after(self, carried: Carried) -> tuple[StreamChunk | None, Carried]:
         """The new chunk since `carried` (None: nothing new), and what is carried with it."""
-        token_ids = tuple(self.sequence.token_ids[self.sequence.prompt_len + carried.tokens :])
         ended = self.finish_reason is not None
-        if not token_ids and ended == carried.end:
+        if self.num_tokens == carried.tokens and ended == carried.end:
             return None, carried
-        chunk = StreamChunk(
+        return self._since(carried), Carried(len(self._text), self.num_tokens, ended)
+
+    def output(self) -> CompletionOutput:
+        """All that is new so far."""
+        return completion_of([self._since(self.given)], self._request.params)
+
+    def _since(self, carried: Carried) -> StreamChunk:
+        return StreamChunk(
             index=self.index,
             text="".join(self._text[carried.pieces :]),
-            token_ids=token_ids,
+            token_ids=tuple(self.sequence.token_ids[self.sequence.prompt_len + carried.tokens :]),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             logprobs=self._reported(carried.tokens),
             error=self._error,
             prompt_logprobs=self.prompt_logprobs if carried.tokens == 0 else None,
             explanations=self._explained(carried.tokens),
-            error_type=self._error_type,
-            error_param=self._error_param,
-        )
-        return chunk, Carried(len(self._text), carried.tokens + len(token_ids), ended)
-
-    def output(self) -> CompletionOutput:
-        return CompletionOutput(
-            index=self.index,
-            text="".join(self._text[self.given.pieces :]),
-            token_ids=tuple(self.sequence.token_ids[self.sequence.prompt_len + self.given.tokens :]),
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason,
-            logprobs=self._reported(0),
-            error=self._error,
-            explanations=self._explained(0),
             error_type=self._error_type,
             error_param=self._error_param,
         )
@@ -270,3 +261,25 @@ class Choice:
         self._emit(self._detokenizer.finish())
         self._text.append(self._matcher.finish())
         self.finish_reason, self._stop_reason = reason, stop_reason
+
+
+def completion_of(chunks: list[StreamChunk], params: SamplingParams) -> CompletionOutput:
+    """All chunks of a choice as one output; the last chunk has how it ended."""
+    last = chunks[-1]
+    logprobs = explanations = None
+    if params.logprobs is not None:
+        logprobs = tuple(entry for chunk in chunks for entry in chunk.logprobs or ())
+    if params.explain:
+        explanations = tuple(entry for chunk in chunks for entry in chunk.explanations or ())
+    return CompletionOutput(
+        index=last.index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        logprobs=logprobs,
+        error=last.error,
+        explanations=explanations,
+        error_type=last.error_type,
+        error_param=last.error_param,
+    )

@@ -7,6 +7,7 @@ from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -260,7 +261,7 @@ class Engine:
         self._half_done = False
         updates = self.take(request_id)
         chunks = tuple(chunk for update in updates for chunk in update.chunks)
-        return RequestUpdate(request_id, chunks, updates[-1].output)
+        return msgspec.structs.replace(updates[-1], chunks=chunks)
 
     def abort_logits(self, target: LogitsTarget) -> None:
         """End the reader of `add_logits` to this target and free its blocks, if it has not ended by itself.

@@ -40,7 +40,7 @@ class RequestBar:
         self._num_tokens += sum(len(chunk.token_ids) for chunk in update.chunks)
         rate = self._num_tokens / max(monotonic() - self._start, 1e-9)
         tokens = f"{self._num_tokens} tokens ({rate:.1f}/s)"
-        progress.update(task, advance=update.output is not None, tokens=tokens)
+        progress.update(task, advance=update.ended, tokens=tokens)
 
     def close(self) -> None:
         """Stop drawing. The bar stays as it is."""

@@ -11,7 +11,7 @@ from karat.engine.pace import PROMPT_STEP_S, pause_after
 from karat.engine.readers import LogitsTarget
 from karat.engine.replay import Replay
 from karat.engine.request_bar import RequestBar
-from karat.engine.updates import PromptProgress, RequestUpdate
+from karat.engine.updates import Gathered, PromptProgress, RequestUpdate
 from karat.errors import UsageError
 from karat.outputs import RequestOutput, StreamChunk
 from karat.request import Request
@@ -49,6 +49,7 @@ class Turns:
     def run(self, requests: Sequence[Request], *, show_progress: bool) -> list[RequestOutput]:
         """The outputs of all requests, in their order."""
         outputs: dict[str, RequestOutput] = {}
+        gathered = {request.request_id: Gathered(request) for request in requests}
         bar = RequestBar(len(requests), shown=show_progress)
         try:
             try:
@@ -59,8 +60,9 @@ class Turns:
                     for request_id in open_ids:
                         for update in self._take(request_id):
                             bar.count(update)
-                            if update.output:
-                                outputs[request_id] = update.output
+                            if (output := gathered[request_id].add(update)) is not None:
+                                outputs[request_id] = output
+                                del gathered[request_id]
             finally:
                 self._forget(requests)
                 bar.close()
@@ -82,15 +84,15 @@ class Turns:
                 if on_prompt is not None:
                     self._told.add(request.request_id)
                 self._add(request)
-                output = None
-                while output is None:
+                ended = False
+                while not ended:
                     while not (updates := self._take(request.request_id)):
                         self._advance()
                         if request.request_id in self._told and on_prompt is not None:
                             self._tell(request.request_id, on_prompt)
                     for update in updates:
                         yield from update.chunks
-                        output = update.output
+                        ended = update.ended
             finally:
                 self._forget([request])
         except BaseException:
