@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from karat.engine.admission import check_limits
+from karat import LLM
+from karat.engine.admission import Admission, params_after, require_a_choice, resolve_max_tokens, room_after
+from karat.engine.forms import Forms
 from karat.errors import CapacityError, KaratError, RequestError
 from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, SamplingParams
-from tests.engine.fakes import drive, make_config, make_engine
+from tests.engine.fakes import BYTES, drive, make_config, make_engine
+from tests.engine.tiny import IM_END
 from tests.support.seed import SEED
 
 CONFIG = make_config()
+ADMISSION = Admission(CONFIG, Forms.of(BYTES, CONFIG.vocab_size))
 SIZE, CONTEXT = CONFIG.vocab_size, CONFIG.max_model_len
 TOKEN_IDS = st.integers(0, SIZE - 1)
 NO_TOKEN_IDS: Any = st.sampled_from([-1, SIZE, 10**30, True, 1.0, "a", None])
@@ -50,7 +54,7 @@ def requests(draw: st.DrawFn, *, resumed: bool | None = None) -> Request:
 def is_refused(request: Request, error: type[KaratError], words: str) -> None:
     """check_limits and the engine refuse it in these words, and the engine has nothing of it."""
     with pytest.raises(error, match=f"^{words}"):
-        check_limits(request, CONFIG)
+        ADMISSION.check_limits(request)
     engine, _ = make_engine()
     with pytest.raises(error, match=f"^{words}"):
         engine.add_request(request)
@@ -62,7 +66,7 @@ def is_refused(request: Request, error: type[KaratError], words: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(requests())
 def test_what_is_admitted_ends_within_its_tokens(request: Request) -> None:
-    most = check_limits(request, CONFIG)
+    most = ADMISSION.check_limits(request)
     assert most == (request.params.max_tokens or CONTEXT - len(request.prompt_token_ids))
     had = len(request.resume.token_ids) if request.resume else 0
     engine, _ = make_engine()
@@ -124,9 +128,9 @@ def test_a_request_longer_than_the_context_is_refused(request: Request, over: in
 @settings(max_examples=40, deadline=None)
 @given(requests(resumed=True), st.integers(1, 100))
 def test_a_resumed_answer_is_one_choice_within_its_tokens(request: Request, over: int) -> None:
-    most, resume = check_limits(request, CONFIG), request.resume
+    most, resume = ADMISSION.check_limits(request), request.resume
     assert resume is not None
-    assert check_limits(replace(request, resume=replace(resume, token_ids=(0,) * most)), CONFIG) == most
+    assert ADMISSION.check_limits(replace(request, resume=replace(resume, token_ids=(0,) * most))) == most
     long = (0,) * (most + over)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"resume": replace(resume, token_ids=long)}, f"resume: {most + over} tokens, more than max_tokens={most};"),
@@ -141,3 +145,53 @@ def test_a_resumed_answer_is_one_choice_within_its_tokens(request: Request, over
     ]
     for change, words in wrong:
         is_refused(replace(request, **change), RequestError, words)
+
+
+def test_what_is_given_comes_before_the_models_defaults() -> None:
+    defaults = SamplingParams(temperature=0.5, max_tokens=30, min_tokens=20)
+    assert params_after(10, 100, defaults, usual=40) == SamplingParams(temperature=0.5, max_tokens=30, min_tokens=20)
+    assert params_after(10, 100, defaults, {"max_tokens": 50}, usual=40).max_tokens == 50
+    assert params_after(10, 100, SamplingParams(), {"top_p": 0.5}, usual=40) == SamplingParams(top_p=0.5, max_tokens=40)
+    lowered = SamplingParams(temperature=0.5, max_tokens=10, min_tokens=10)
+    assert params_after(90, 100, defaults, usual=40) == params_after(90, 100, defaults) == lowered
+    assert params_after(10, 100, defaults, {"max_tokens": 5}).min_tokens == 5, "nobody asked for a minimum"
+    assert params_after(10, 100, SamplingParams()).max_tokens is None
+    with pytest.raises(CapacityError, match="has 100 tokens, and the context of 100 must hold at least one more"):
+        params_after(100, 100, defaults)
+    with pytest.raises(RequestError, match="min_tokens=41"):
+        params_after(10, 100, SamplingParams(), {"min_tokens": 41}, usual=40)
+
+
+LENGTHS = st.none() | st.integers(1, 60)
+
+
+@given(st.integers(1, 50), st.integers(1, 50), LENGTHS, st.integers(0, 60), LENGTHS, LENGTHS)
+def test_parameters_of_defaults_always_fit(
+    prompt_len: int, context: int, most: int | None, least: int, usual: int | None, asked: int | None
+) -> None:
+    """Defaults never make a request fail that would be served without them."""
+    defaults = SamplingParams(max_tokens=most, min_tokens=least if most is None else min(least, most))
+    sent: dict[str, Any] = {} if asked is None else {"max_tokens": asked}
+    if prompt_len >= context:
+        with pytest.raises(CapacityError):
+            params_after(prompt_len, context, defaults, sent, usual=usual)
+        return
+    params, room = params_after(prompt_len, context, defaults, sent, usual=usual), room_after(prompt_len, context)
+    if asked is not None and asked > room:
+        with pytest.raises(CapacityError, match=f"max_tokens={asked} .* leaves {room}"):
+            resolve_max_tokens(params, prompt_len, context)
+        return
+    resolved = resolve_max_tokens(params, prompt_len, context)
+    assert resolved == (asked or min(room, most or room, usual or room)) and params.min_tokens <= resolved
+
+
+def test_min_tokens_that_bars_every_token_is_refused_before_any_work(llm: LLM) -> None:
+    params = SamplingParams(min_tokens=1, allowed_token_ids=(7,), stop_token_ids=(7,), ignore_eos=True)
+    with pytest.raises(RequestError, match="min_tokens=1: until then no token that ends an answer is chosen"):
+        llm.generate("a", params)
+    with pytest.raises(RequestError, match="min_tokens=1"):
+        next(iter(llm.stream("a", params)))
+    size = llm.config.vocab_size
+    with pytest.raises(RequestError, match="min_tokens=1"):
+        require_a_choice(SamplingParams(min_tokens=1, allowed_token_ids=(IM_END,)), frozenset({IM_END}), size)
+    require_a_choice(SamplingParams(min_tokens=1, allowed_token_ids=(7, IM_END)), frozenset({IM_END}), size)

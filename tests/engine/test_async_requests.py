@@ -21,7 +21,9 @@ from karat.engine.async_messages import Abort, Add, Compare, Replayed, Stepped
 from karat.engine.async_process import encoded
 from karat.engine.async_worker import Worker, _Line
 from karat.engine.comparing import Compared
+from karat.engine.updates import RequestUpdate
 from karat.errors import OverloadedError, RequestError, SlowReaderError, UsageError
+from karat.outputs import StreamChunk
 from karat.receipts.verdict import Difference
 from karat.request import Request
 from tests.engine.test_async_llm import GREEDY, PROMPTS, run

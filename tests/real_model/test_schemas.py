@@ -48,7 +48,7 @@ def test_five_hundred_schemas(llm: LLM) -> None:
     while len(schemas) < 500:
         schema = at_random(rng)
         try:
-            llm.engine.check_request(Request("a", (0,), SamplingParams(structured_outputs={"json": schema}), 0))
+            llm.engine.admission.check(Request("a", (0,), SamplingParams(structured_outputs={"json": schema}), 0))
         except RequestError:  # a few formats and patterns together
             continue
         schemas.append(schema)

@@ -36,8 +36,8 @@ class Gathered:
     def write(self, task: Task, path: Path, *, signer: "Signer | None", digests_only: bool) -> None:
         """Write the receipts. Raises ReceiptError for a choice that failed, OutputError for a file."""
         from karat.checkpoint.files import whole_file
+        from karat.engine.admission import resolve_max_tokens
         from karat.engine.choice import completion_of
-        from karat.engine.lengths import resolve_max_tokens
         from karat.receipts.making import receipt_of
 
         request, fingerprint = _request(task), task.llm.fingerprint()

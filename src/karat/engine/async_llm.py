@@ -16,15 +16,15 @@ from typing import Any, Self, TypeVar
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
 from karat.config import Activations, embedded_model_path
+from karat.engine.admission import Admission
 from karat.engine.async_engine import AsyncEngine, write_logs
 from karat.engine.async_messages import Add, Compare, Open, Parted, Replay, Replayed
 from karat.engine.async_process import EngineProcess, encoded
 from karat.engine.async_requests import OpenRequest
 from karat.engine.choice import Choice
 from karat.engine.comparing import compared_from
-from karat.engine.engine import Engine
+from karat.engine.forms import Forms
 from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
-from karat.engine.lengths import resolve_max_tokens
 from karat.engine.llm import LLM, idleness
 from karat.engine.loading import Preparation
 from karat.engine.options import Options
@@ -123,12 +123,16 @@ class AsyncLLM:
         self.defaults_notice = defaults.notice
         self.end_token_ids = defaults.end_token_ids
         self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
-        # Only for its checks and forms: what the engine would refuse is refused here, before it is queued.
-        self._admission = Engine(_computes_nothing, self.tokenizer, ready.sizes)
+        # What the engine would refuse is refused here, before it is queued.
+        self.admission = Admission(ready.sizes, Forms.of(self.tokenizer, self.vocab_size))
         self._dialect: Dialect | None = None
         self._numbers = count()
         self._engine = AsyncEngine(
-            opening, process, self._admission.stats(), max_queue=max_queue, max_num_seqs=self.max_num_seqs
+            opening,
+            process,
+            EngineStats(num_blocks=ready.sizes.num_blocks),
+            max_queue=max_queue,
+            max_num_seqs=self.max_num_seqs,
         )
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "karat-text")
         self._fingerprinting.identify(
@@ -430,7 +434,7 @@ class AsyncLLM:
         too long; OverloadedError where those of others do. Requests that come without it wait here themselves.
         """
         self._engine.attach()
-        (await self._admission.forms.compiled(form)).begin(end_token_ids)
+        (await self.admission.forms.compiled(form)).begin(end_token_ids)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text as a prompt. CapacityError for a text that no context can hold."""
@@ -545,7 +549,7 @@ class AsyncLLM:
                 raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
             seed = secrets.randbelow(MAX_SEED + 1) if made.params.seed is None else made.seed
             request = replace(made, request_id=number, seed=seed, salt=salt, shares=how.shares, resume=resume)
-            self._admission.check_limits(request)
+            self.admission.check_limits(request)
             wanted = replace(request, prompt=None)  # the text stays here: ids are what is computed
             return Add(request, how.tells_progress), encoded(Add(wanted, how.tells_progress))
 
@@ -570,11 +574,9 @@ class AsyncLLM:
 
     def _given_text(self, request: Request) -> str:
         """The text of the beginning of an answer that is resumed."""
-        prompt, form = request.prompt_token_ids, request.params.structured_outputs
-        max_tokens = resolve_max_tokens(request.params, len(prompt), self.max_model_len)
-        grammar = None if form is None else self._admission.forms.compile(form)
+        prompt, max_tokens = request.prompt_token_ids, self.admission.check_limits(request)
         sequence = TokenSequence(0, list(prompt), len(prompt), len(prompt) + max_tokens)
-        return Choice(request, 0, sequence, self.tokenizer, max_tokens, grammar).given_text
+        return Choice(request, 0, sequence, self.tokenizer, max_tokens, self.admission.grammar(request)).given_text
 
     def _end_waiting(self, opened: OpenRequest) -> None:
         if not opened.has_begun and not opened.has_ended:
@@ -629,10 +631,6 @@ def _name_of(model: object, path: Path) -> str:
     if isinstance(model, str) and not Path(model).exists():
         return model
     return path.stem if path.suffix == ".gguf" else path.name
-
-
-def _computes_nothing(*_: object) -> Any:
-    raise AssertionError("the engine computes in a process of its own")
 
 
 async def _all(outputs: Iterable[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:

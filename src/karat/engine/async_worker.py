@@ -225,7 +225,7 @@ class Worker:
                 form = command.request.params.structured_outputs
                 try:
                     if form is not None:
-                        self._formed[command.request.request_id] = command, self._engine.forms.ask(form)
+                        self._formed[command.request.request_id] = command, self._engine.admission.forms.ask(form)
                         return
                     self._begin(command)
                 except Exception as error:  # noqa: BLE001 - it ends this request alone

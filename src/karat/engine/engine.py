@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.engine.admission import check_limits, check_tokens
+from karat.engine.admission import Admission
 from karat.engine.choice import Choice
 from karat.engine.forms import Forms
 from karat.engine.pace import Pace, StepBudget
@@ -77,7 +77,7 @@ class Engine:
         self._entries: dict[str, Entry] = {}  # by request_id
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._half_done = False  # whether a change is under way, or was when an interrupt came
-        self.forms = Forms.of(tokenizer, config.vocab_size) if forms is None else forms
+        self.admission = Admission(config, Forms.of(tokenizer, config.vocab_size) if forms is None else forms)
 
     @property
     def has_work(self) -> bool:
@@ -99,31 +99,16 @@ class Engine:
             num_generated_tokens=self._num_generated_tokens,
         )
 
-    def check_request(self, request: Request) -> int:
-        """The most tokens of each choice. RequestError for a request that can never be served.
-
-        It waits until the form of its answer is compiled, if it has one.
-        """
-        max_tokens = self.check_limits(request)
-        self._grammar(request)
-        return max_tokens
-
-    def check_limits(self, request: Request) -> int:
-        """As `check_request`, but for the form of the answer."""
-        max_tokens = check_limits(request, self.config)
-        self.scheduler.check_fits(len(request.prompt_token_ids) + max_tokens - 1)
-        return max_tokens
-
     def add_request(self, request: Request, grammar: "Grammar | None" = None) -> None:
         """Queue a request. RequestError, with nothing queued, for one that can never be served.
 
         grammar: the compiled form of the answer, if it has one and the caller has that; else this waits for it.
         """
-        max_tokens = self.check_limits(request)
+        max_tokens = self.admission.check_limits(request)
         self._mend()
         if request.request_id in self._entries:
             raise RequestError(f"request {request.request_id!r} is already running; give each its own id")
-        choices, grammar = [], grammar or self._grammar(request)
+        choices, grammar = [], grammar or self.admission.grammar(request)
         words = words_of(request.params, self._tokenizer)
         for index in range(request.params.n):
             sequence = self._sequence(
@@ -148,8 +133,8 @@ class Engine:
 
     def add_logits(self, token_ids: tuple[int, ...], target: LogitsTarget) -> LogitsReader:
         """Queue the computation of all logits [tokens, vocab] of a text. Steps write them to `target`."""
-        check_tokens("the text", token_ids, self.config.vocab_size)
-        self.scheduler.check_fits(len(token_ids))
+        self.admission.check_tokens("the text", token_ids)
+        self.admission.check_fits(len(token_ids))
         self._mend()
         reader = LogitsReader(self._sequence(token_ids, max_new=0, prompt_logits=True), target)
         self._half_done = True
@@ -172,14 +157,15 @@ class Engine:
         It comes after all other sequences in order. rows: the most tokens that one step of it chooses (None: as many as
         fit). grammar is as in `add_request`. RequestError for one that can never be served.
         """
-        max_tokens = self.check_limits(request)
-        check_tokens("the answer", token_ids, self.config.vocab_size)
+        max_tokens = self.admission.check_limits(request)
+        self.admission.check_tokens("the answer", token_ids)
         text = (*request.prompt_token_ids, *token_ids[:-1])
         sequence = self._sequence(text, max_new=0, prompt_logits=True, shares=False, priority=MAX_COUNT)
         sequence.num_read, sequence.max_rows = len(request.prompt_token_ids) - 1, rows
         beside = Sequence(sequence.seq_id, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
-        choice = Choice(request, index, beside, self._tokenizer, max_tokens, grammar or self._grammar(request))
-        self.scheduler.check_fits(len(text))
+        grammar = grammar or self.admission.grammar(request)
+        choice = Choice(request, index, beside, self._tokenizer, max_tokens, grammar)
+        self.admission.check_fits(len(text))
         self._mend()
         replay = Replay(sequence, choice, token_ids, self._tokenizer)
         self._half_done = True
@@ -317,11 +303,6 @@ class Engine:
             shares=shares,
             priority=priority,
         )
-
-    def _grammar(self, request: Request) -> "Grammar | None":
-        """The compiled form of the answer, if one is asked for. RequestError for one that cannot be kept to."""
-        form = request.params.structured_outputs
-        return None if form is None else self.forms.compile(form)
 
     def _entry(self, request_id: str) -> Entry:
         entry = self._entries.get(request_id)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from karat.engine.admission import params_after
 from karat.engine.defaults import GenerationDefaults, turn_end_ids
-from karat.engine.lengths import params_after
 from karat.engine.sampler import derived_seed
 from karat.errors import RequestError
 from karat.request import Request, SamplingParams, shown
@@ -62,7 +62,7 @@ class Intake:
         return roles_with_parts(self._tokenizer, tools=False), roles_with_parts(self._tokenizer, tools=True)
 
     def default_params_after(self, prompt_len: int, given: Mapping[str, Any] = {}) -> SamplingParams:
-        """The default sampling after a prompt, as `karat.engine.lengths.params_after`."""
+        """The default sampling after a prompt, as `karat.engine.admission.params_after`."""
         return params_after(prompt_len, self._max_model_len, self._defaults.params, given)
 
     def params_for(

@@ -399,7 +399,7 @@ class LLM:
         """
         assert self._model is not None, "ranks have no plan beside their own"
         run, sizes = self.plan.beside(self._model, activations, num_tokens)
-        return Engine(run, self.tokenizer, sizes, forms=self.engine.forms)
+        return Engine(run, self.tokenizer, sizes, forms=self.engine.admission.forms)
 
     def chat_prompt(
         self,
@@ -546,7 +546,7 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
         request = self._intake.request(prompt, params, priority)
-        self.engine.check_request(request)
+        self.engine.admission.check(request)
         return request
 
     def _outputs(self, requests: Sequence[Request], receipt: "ReceiptWish", *, use_tqdm: bool) -> list[RequestOutput]:
@@ -567,7 +567,7 @@ class LLM:
             raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
         request = self._intake.request(prompt, replace(params, n=1))
         resumed = replace(request, resume=Resume(plain_ids(token_ids), choice))
-        self.engine.check_request(resumed)
+        self.engine.admission.check(resumed)
         return resumed
 
     def _generated(self, request: Request, choice: int) -> CompletionOutput:

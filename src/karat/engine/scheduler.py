@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 from karat.engine.pace import UNBOUNDED, StepBudget
 from karat.engine.sequence import Sequence
-from karat.errors import CapacityError
-from karat.kv.blocks import BlockPool, Chain
+from karat.kv.blocks import BlockPool, Chain, check_fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +114,9 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def check_fits(self, num_tokens: int) -> None:
-        """Raise CapacityError for a sequence of `num_tokens` tokens that does not fit into the cache even alone."""
-        num_blocks, size = self.blocks.num_blocks, self.blocks.block_size
-        if self.blocks.blocks_for(num_tokens) > num_blocks:
-            raise CapacityError(
-                f"the request may grow to {num_tokens} tokens in the KV cache, which holds {num_blocks * size} "
-                f"({num_blocks} blocks of {size}); shorten the prompt or lower max_tokens, or give the cache more room"
-            )
-
     def add(self, seq: Sequence) -> None:
         """Queue a sequence, younger than all earlier ones. CapacityError if it can never fit."""
-        self.check_fits(seq.max_len)
+        check_fits(seq.max_len, self.blocks.num_blocks, self.blocks.block_size)
         insort(self._waiting, seq, key=_order)
 
     def remove(self, seq: Sequence, *, forget: bool = False) -> None:

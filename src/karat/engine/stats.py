@@ -12,13 +12,13 @@ class EngineStats:
     prefix_hits those of them that are in the cache.
     """
 
-    num_running: int
-    num_waiting: int
+    num_running: int = 0
+    num_waiting: int = 0
     num_blocks: int
-    num_blocks_used: int
-    num_preemptions: int
-    prefix_queries: int
-    prefix_hits: int
-    num_steps: int
-    num_prompt_tokens: int  # computed as part of a prompt, or again after a preemption
-    num_generated_tokens: int
+    num_blocks_used: int = 0
+    num_preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0  # computed as part of a prompt, or again after a preemption
+    num_generated_tokens: int = 0

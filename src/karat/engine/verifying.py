@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from karat.engine.lengths import resolve_max_tokens
+from karat.engine.admission import resolve_max_tokens
 from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError, packed
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.canonical import digest

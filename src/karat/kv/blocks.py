@@ -236,3 +236,13 @@ class BlockPool:
                 self._kept[block] = None
             else:
                 self._empty.append(block)
+
+
+def check_fits(num_tokens: int, num_blocks: int, block_size: int) -> None:
+    """Raise CapacityError for a sequence of `num_tokens` tokens that does not fit into a cache of so many blocks."""
+    if -(-num_tokens // block_size) > num_blocks:
+        raise CapacityError(
+            f"the request may grow to {num_tokens} tokens in the KV cache, which holds {num_blocks * block_size} "
+            f"({num_blocks} blocks of {block_size}); shorten the prompt or lower max_tokens, or give the cache more "
+            "room"
+        )

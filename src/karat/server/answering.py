@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
-from karat.engine.lengths import params_after, require_a_choice, resolve_max_tokens
 from karat.engine.updates import RequestUpdate
 from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -153,10 +152,9 @@ class Answering:
         asks = []
         for prompt, text in zip(prompts, texts, strict=True):
             num_tokens = len(prompt) if isinstance(prompt, tuple) else len(prompt.token_ids)
-            params = params_after(num_tokens, llm.max_model_len, llm.default_params, given, usual=usual)
+            params = llm.admission.params_after(num_tokens, llm.default_params, given, usual=usual)
             end_ids = llm.end_token_ids if isinstance(prompt, tuple) else llm.chat_end_token_ids
-            resolve_max_tokens(params, num_tokens, llm.max_model_len)  # refused before a stream begins
-            require_a_choice(params, end_ids, llm.vocab_size)
+            llm.admission.check_lengths(params, num_tokens, end_ids)  # refused before a stream begins
             asks.append(Ask(prompt, params, text))
         tenant = request.scope.get("karat.tenant")
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"

@@ -18,10 +18,9 @@ from karat.check.model.checked import CheckedModel
 from karat.check.record.layer_logits import layer_logits
 from karat.check.trace.format import Array
 from karat.config import Activations, FloatName
-from karat.engine.admission import check_params
+from karat.engine.admission import check_params, resolve_max_tokens
 from karat.engine.choice import Choice
 from karat.engine.defaults import turn_end_ids
-from karat.engine.lengths import resolve_max_tokens
 from karat.engine.loading import Preparation
 from karat.engine.sampler import SAMPLER_VERSION
 from karat.engine.sequence import Sequence
