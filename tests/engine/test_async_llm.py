@@ -1,6 +1,7 @@
 """AsyncLLM gives what LLM gives: outputs, streams, prompts, tokens, errors. Its engine is a process, started once.
 
-Covers: karat.engine.async_engine, karat.engine.async_messages, karat.engine.async_process, karat.engine.async_worker.
+Covers: karat.engine.async_engine, karat.engine.async_messages, karat.engine.async_opening,
+karat.engine.async_process, karat.engine.async_worker.
 """
 
 import asyncio

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
 from karat.children.connection import Connection
-from karat.engine import async_llm, async_worker, verifying
-from karat.engine.async_messages import Abort, Add, Compare, Replayed, Stepped
+from karat.engine import async_opening, async_worker, verifying
+from karat.engine.async_messages import Abort, Add, Replayed, Stepped
 from karat.engine.async_process import encoded
 from karat.engine.async_worker import Worker, _Line
-from karat.engine.comparing import Compared
+from karat.engine.comparing import Compare
 from karat.engine.updates import RequestUpdate
 from karat.errors import OverloadedError, RequestError, SlowReaderError, UsageError
 from karat.outputs import StreamChunk
@@ -99,8 +99,8 @@ def test_the_worker_frees_before_the_next_step_and_tells_each_step_once(llm: LLM
     assert [sorted(step) for step in steps] == [["0", "1", "2"], ["0", "1", "2"], ["0", "1"], ["1"], ["1"]][
         : len(steps)
     ]
-    assert steps[1]["2"].ended and steps[1]["2"].pieces[-1].finish_reason == "length"
-    assert steps[2]["0"].ended and steps[2]["0"].pieces[-1].finish_reason == "abort"
+    assert steps[1]["2"].ended and steps[1]["2"].chunks[-1].finish_reason == "length"
+    assert steps[2]["0"].ended and steps[2]["0"].chunks[-1].finish_reason == "abort"
     assert [message.stats.num_running for message in told] == [3, 2, 1, 1, 0]
     assert told[-1].stats.num_blocks_used == 0 and not llm.engine.has_work
 
@@ -155,7 +155,7 @@ def test_a_comparison_has_a_quarter_of_the_time_while_others_are_computed(
 
     monkeypatch.setattr(engine, "run", timed)
     monkeypatch.setattr(async_worker, "comparing", compared)
-    asked = Compare(Compared(add(9).request, 0, (1,), "int8", "int16"))
+    asked = Compare(add(9).request, 0, (1,), "int8", "int16")
     line = Line([[add(70, max_tokens=100), asked], *[[] for _ in range(200)]])
     with suppress(EOFError):
         Worker(line, llm, lambda: now[0]).serve()  # type: ignore[arg-type]
@@ -270,7 +270,7 @@ def test_who_waits_for_too_long_is_told() -> None:
         async with await AsyncLLM.open(threads=1, max_num_seqs=1, queue_timeout_s=60) as engine:
             running = engine.stream(PROMPTS[0], LONG)
             await anext(running)
-            engine._queue_timeout_s = 0.05  # the first one may take longer to begin, on a machine that is busy
+            engine._opener.queue_timeout_s = 0.05  # the first one may take longer to begin, on a machine that is busy
             with pytest.raises(OverloadedError, match=r"the request has waited for 0\.05 s \(queue_timeout_s\)"):
                 await engine.generate("late", LONG, request_id="late")
             output = [update.output async for update in running][-1]
@@ -393,7 +393,7 @@ def test_an_answer_that_cannot_be_completed_ends_its_request_alone(
         raise ZeroDivisionError
 
     threads: list[int] = []
-    monkeypatch.setattr(async_llm, "with_receipts", fail)
+    monkeypatch.setattr(async_opening, "with_receipts", fail)
     run(both())
     assert len(threads) == 2 and threading.get_ident() not in threads, "the event loop hashes nothing"
 
@@ -449,7 +449,7 @@ def test_a_request_that_cannot_be_added_is_refused_alone(
     first, *_, last = served(llm, [add(0), add(1, max_tokens=3)], [], [], [])
     by_id = {news.request_id: news for news in first.news}
     assert by_id["0"].refused is not None and by_id["0"].refused[0] == told and by_id["0"].ended
-    assert by_id["1"].pieces and last.news[-1].pieces[-1].finish_reason == "length"
+    assert by_id["1"].chunks and last.news[-1].chunks[-1].finish_reason == "length"
     assert not llm.engine.has_work and "0" not in llm.engine._entries
 
 

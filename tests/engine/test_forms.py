@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from karat import LLM, AsyncLLM, SamplingParams
-from karat.engine.async_messages import Abort, Add, Replay, Stepped
+from karat.engine.async_messages import Abort, Add, Stepped
 from karat.engine.async_worker import Worker
 from karat.engine.forms import COMPILE_THREADS, MAX_KEPT
+from karat.engine.verifying import Replay
 from karat.errors import OverloadedError, RequestError, UsageError
 from karat.request import Request, StructuredOutputs
 from tests.engine.fakes import BYTES
@@ -145,7 +146,7 @@ def slow_llm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LLM, S
 
 def pieces(told: list[Stepped], request_id: str) -> list[Any]:
     return [
-        piece for message in told for news in message.news if news.request_id == request_id for piece in news.pieces
+        piece for message in told for news in message.news if news.request_id == request_id for piece in news.chunks
     ]
 
 
@@ -217,7 +218,7 @@ def test_an_abort_while_compiling_leaves_nothing(slow_llm: tuple[LLM, SlowForms]
     assert worker._formed == {} and worker._open == {} and worker._waiting == set() and worker._replays == {}
     if kind == "answer":
         ((news,),) = [message.news for message in line.told]
-        assert news.ended and [(piece.index, piece.finish_reason) for piece in news.pieces] == [
+        assert news.ended and [(piece.index, piece.finish_reason) for piece in news.chunks] == [
             (index, "abort") for index in range(3)
         ]
     slow.gate.set()

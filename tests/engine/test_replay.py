@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.engine.replay import Replay
+from karat.engine.replay import ReplayReader
 from karat.request import Request
 from tests.engine.tiny import write_model
 
@@ -90,9 +90,9 @@ def test_an_aborted_replay_frees_its_blocks(llm: LLM) -> None:
 @pytest.mark.parametrize("method", ["_choose", "read_last", "read_prompt"])
 def test_an_interrupt_leaves_it_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     request, ids = answered(llm)
-    replay, original, num_calls = llm.engine.replay(request, 0, ids, rows=7), getattr(Replay, method), 0
+    replay, original, num_calls = llm.engine.replay(request, 0, ids, rows=7), getattr(ReplayReader, method), 0
 
-    def interrupted(self: Replay, *args: Any) -> Any:
+    def interrupted(self: ReplayReader, *args: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
         result = original(self, *args)
@@ -100,7 +100,7 @@ def test_an_interrupt_leaves_it_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch,
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(Replay, method, interrupted)
+    monkeypatch.setattr(ReplayReader, method, interrupted)
     was_interrupted = False
     while not replay.done:
         try:

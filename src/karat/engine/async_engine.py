@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from karat.children.connection import ConnectionEndedError
-from karat.engine.async_messages import Abort, Add, Compare, Failed, Log, Open, Parted, Replay, Replayed, Stepped
+from karat.engine.async_messages import Abort, Add, Failed, Log, Open, Parted, Replayed, Stepped
 from karat.engine.async_process import EngineProcess, encoded, raised
 from karat.engine.async_requests import OpenRequest
+from karat.engine.comparing import Compare
 from karat.engine.stats import EngineStats
 from karat.engine.updates import RequestUpdate
+from karat.engine.verifying import Replay
 from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError, unpacked
 from karat.outputs import RequestOutput
 from karat.request import Request

@@ -1,57 +1,46 @@
 """AsyncLLM: a model for programs with an event loop, its engine in a process of its own."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
 from karat.config import Activations, embedded_model_path
 from karat.engine.admission import Admission
 from karat.engine.async_engine import AsyncEngine, write_logs
-from karat.engine.async_messages import Add, Compare, Open, Parted, Replay, Replayed
-from karat.engine.async_process import EngineProcess, encoded
-from karat.engine.async_requests import OpenRequest
-from karat.engine.choice import Choice
-from karat.engine.comparing import compared_from
+from karat.engine.async_messages import Open
+from karat.engine.async_opening import RequestOpener, RequestOptions
+from karat.engine.async_process import EngineProcess
+from karat.engine.comparing import comparison
 from karat.engine.forms import Forms
 from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
 from karat.engine.llm import LLM, idleness
 from karat.engine.loading import Preparation
 from karat.engine.options import Options
 from karat.engine.sampler import SAMPLER_VERSION
-from karat.engine.sequence import Sequence as TokenSequence
 from karat.engine.stats import EngineStats
 from karat.engine.text_side import TextSide
 from karat.engine.tool_use import calling, parsed
 from karat.engine.updates import RequestUpdate
-from karat.engine.verifying import Facts, ReceiptWish, check_wish, compared, examine, verdict, with_receipts
+from karat.engine.verifying import ReceiptWish, verifying
 from karat.engine.vllm_arguments import settle_constructor
-from karat.errors import KaratError, OverloadedError, RequestError, UsageError, unpacked
+from karat.errors import KaratError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
-from karat.outputs import CompletionOutput, RequestOutput
+from karat.outputs import RequestOutput
 from karat.receipts.comparison import Comparison
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, Stored
 from karat.receipts.receipt import Receipt
-from karat.receipts.verdict import Difference, Verdict
-from karat.request import MAX_COUNT, MAX_SEED, Request, Resume, SamplingParams, StructuredOutputs, shown
+from karat.receipts.verdict import Verdict
+from karat.request import Resume, SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.events import ParsedAnswer
-
-Result = TypeVar("Result")
-
-_NUM_THREADS = 2  # for templates and tokenizers
 
 
 class AsyncLLM:
@@ -86,7 +75,7 @@ class AsyncLLM:
         is_number = isinstance(queue_timeout_s, int | float) and not isinstance(queue_timeout_s, bool)
         if queue_timeout_s is not None and not (is_number and queue_timeout_s > 0):
             raise UsageError(f"queue_timeout_s={shown(queue_timeout_s)}: expected a number of seconds above 0, or None")
-        self._max_queue, self._queue_timeout_s = max_queue, queue_timeout_s
+        self._max_queue = max_queue
         progress: Callable[[int, int], None] | None = options.pop("progress", None)
         opening = _opening(model, options)
         self.path = Path(opening.path)
@@ -126,7 +115,6 @@ class AsyncLLM:
         # What the engine would refuse is refused here, before it is queued.
         self.admission = Admission(ready.sizes, Forms.of(self.tokenizer, self.vocab_size))
         self._dialect: Dialect | None = None
-        self._numbers = count()
         self._engine = AsyncEngine(
             opening,
             process,
@@ -134,7 +122,14 @@ class AsyncLLM:
             max_queue=max_queue,
             max_num_seqs=self.max_num_seqs,
         )
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, "karat-text")
+        self._opener = RequestOpener(
+            self._engine,
+            self._intake,
+            self.admission,
+            self.tokenizer,
+            fingerprinting=self._fingerprinting,
+            queue_timeout_s=queue_timeout_s,
+        )
         self._fingerprinting.identify(
             Computing(
                 sampler=SAMPLER_VERSION,
@@ -195,30 +190,21 @@ class AsyncLLM:
 
     async def fingerprint(self) -> Fingerprint:
         """What of this model decides its answers. Waits until its weights are hashed."""
-        return await asyncio.shield(asyncio.wrap_future(self._fingerprinting.wanted()))
+        return await self._opener.fingerprint()
 
     async def verify(self, receipt: Receipt, prompt: Prompt | None = None) -> Verdict:
         """Whether this model answers as the receipt says, as `LLM.verify`. Running requests come before it.
 
         Raises OverloadedError if 16 receipts are verified already.
         """
-        before = perf_counter()
+        begun = perf_counter()
         self._engine.attach()
         found = await self.fingerprint()
         ids = None
         if prompt is not None:
-            ids = (await self._in_thread(self._intake.request, prompt, None)).prompt_token_ids
-        examined = await self._in_thread(examine, receipt, lambda: found, self._facts, ids)
-        finding, num_tokens = examined.finding, len(receipt.output.token_ids)
-        if (request := examined.request) is not None:
-            if examined.token_ids is None:
-                seeded = replace(request.params, seed=request.seed)
-                output = await self._again(request, seeded, receipt.choice)
-                num_tokens = len(output.token_ids)
-                finding = compared(receipt, None, output)
-            else:
-                finding = compared(receipt, *await self._replayed(request, receipt.choice, examined.token_ids))
-        return verdict(examined, finding, num_tokens, perf_counter() - before)
+            ids = (await self._opener.in_thread(self._intake.request, prompt, None)).prompt_token_ids
+        verdict: Verdict = await self._opener.result(verifying(receipt, lambda: found, self, ids, begun))
+        return verdict
 
     async def compare(self, receipt: Receipt, activations: Activations) -> Comparison:
         """The first token that the model would choose otherwise with other activations, as `LLM.compare`.
@@ -226,49 +212,17 @@ class AsyncLLM:
         It is computed between the steps of running requests. Raises OverloadedError if 16 receipts are replayed
         already.
         """
-        before = perf_counter()
+        begun = perf_counter()
         self._engine.attach()
         found = await self.fingerprint()
-        asked = await self._in_thread(compared_from, receipt, activations, found, self._contracts, self._facts)
-        command = Compare(replace(asked, request=replace(asked.request, request_id=str(next(self._numbers)))))
-        done = await self._engine.replay(command, await self._in_thread(encoded, command))
-        if done.refused is not None:
-            raise unpacked(*done.refused)
-        assert isinstance(done, Parted)
-        return Comparison(asked.activations, asked.other, len(asked.token_ids), perf_counter() - before, done.parting)
+        steps = comparison(receipt, activations, found, self._contracts, self, begun)
+        made: Comparison = await self._opener.result(steps)
+        return made
 
     @property
     def comparable(self) -> tuple[Activations, ...]:
         """Activations that `compare` can take, as `LLM.comparable`."""
         return tuple(self._contracts)
-
-    @property
-    def _facts(self) -> Facts:
-        return Facts(
-            vocab_size=self.vocab_size,
-            max_model_len=self.max_model_len,
-            end_token_ids=self.end_token_ids,
-            chat_end_token_ids=self.chat_end_token_ids,
-        )
-
-    async def _again(self, request: Request, params: SamplingParams, choice: int) -> CompletionOutput:
-        """One choice of a request, generated, after all requests that others make."""
-        is_chat = request.end_token_ids == self.chat_end_token_ids
-        ids = request.prompt_token_ids
-        prompt: Prompt = ChatPrompt("", ids) if is_chat else ids
-        how = _How(None, MAX_COUNT, None, False, False, Resume((), choice), shares=False)
-        async with self._opened(prompt, params, how, lambda update: None) as opened:
-            return (await opened.output()).outputs[0]
-
-    async def _replayed(
-        self, request: Request, choice: int, token_ids: tuple[int, ...]
-    ) -> tuple[Difference | None, CompletionOutput]:
-        command = Replay(replace(request, request_id=str(next(self._numbers))), choice, token_ids)
-        done = await self._engine.replay(command, await self._in_thread(encoded, command))
-        if done.refused is not None:
-            raise unpacked(*done.refused)
-        assert isinstance(done, Replayed) and done.output is not None
-        return done.difference, done.output
 
     async def stream(
         self,
@@ -294,8 +248,8 @@ class AsyncLLM:
         The first step of the iteration raises RequestError or CapacityError for a request that can never be served, and
         OverloadedError if the queue is full.
         """
-        how = _How(request_id, priority, salt, prompt_progress, receipt, resume)
-        async with self._opened(prompt, params, how) as opened:
+        how = RequestOptions(request_id, priority, salt, prompt_progress, receipt, resume)
+        async with self._opener.opened(prompt, params, how) as opened:
             while True:
                 update = await opened.next()
                 yield update
@@ -320,8 +274,8 @@ class AsyncLLM:
         The event loop calls `see` as the update comes, without waking up a task: this is the cheapest way to a token.
         `see` must not block. Its exception ends the request and is raised here.
         """
-        how = _How(request_id, priority, salt, prompt_progress, receipt, resume)
-        async with self._opened(prompt, params, how, see) as opened:
+        how = RequestOptions(request_id, priority, salt, prompt_progress, receipt, resume)
+        async with self._opener.opened(prompt, params, how, see) as opened:
             return await opened.output()
 
     async def generate(
@@ -398,13 +352,13 @@ class AsyncLLM:
         options = chat_options(
             tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
         )
-        return await self._in_thread(self._intake.chat_prompt, messages, options)
+        return await self._opener.in_thread(self._intake.chat_prompt, messages, options)
 
     async def dialect(self) -> Dialect:
         """How the model's chat template tells of tools, writes calls and reasons."""
         self._engine.attach()
         if self._dialect is None:
-            self._dialect = await self._in_thread(lambda: self._intake.dialect)
+            self._dialect = await self._opener.in_thread(lambda: self._intake.dialect)
         return self._dialect
 
     async def tool_params(
@@ -440,7 +394,7 @@ class AsyncLLM:
         """The token ids of a text as a prompt. CapacityError for a text that no context can hold."""
         self._engine.attach()
         encode = partial(self.tokenizer.encode, add_special_tokens=add_special_tokens, max_tokens=self.max_model_len)
-        return await self._in_thread(encode, text)
+        return await self._opener.in_thread(encode, text)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. RequestError for a value that is no token id."""
@@ -455,7 +409,7 @@ class AsyncLLM:
                     )
             return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-        return await self._in_thread(decode)
+        return await self._opener.in_thread(decode)
 
     async def abort(self, request_id: str) -> None:
         """End a request after the step in progress; its last update says "abort". No effect if it has ended."""
@@ -483,7 +437,7 @@ class AsyncLLM:
         """`close` without an event loop. It must not be called from another thread while an event loop runs."""
         self._engine.end_requests()
         self._fingerprinting.end()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._opener.close()
         self._engine.process.close()
 
     async def __aenter__(self) -> Self:
@@ -495,113 +449,6 @@ class AsyncLLM:
 
     async def _output(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestOutput:
         return await self.follow(prompt, params, lambda update: None, **options)
-
-    @asynccontextmanager
-    async def _opened(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        how: "_How",
-        see: Callable[[RequestUpdate], None] | None = None,
-    ) -> AsyncGenerator[OpenRequest, None]:
-        """A request of the engine, which ends with the context."""
-        check_wish(how.receipt)
-        complete = None
-        if how.receipt is not False:
-            found = await self.fingerprint()
-
-            def with_own(output: RequestOutput, request: Request) -> RequestOutput:
-                given_text = "" if request.resume is None else self._given_text(request)
-                return with_receipts(output, request, found, self.max_model_len, how.receipt, given_text)
-
-            async def complete(output: RequestOutput, request: Request) -> RequestOutput:
-                return await self._in_thread(with_own, output, request)
-
-        add, message = await self._admitted(prompt, params, how)
-        opened = self._engine.add(add, message, how.name, see, complete)
-        timer = None
-        if self._queue_timeout_s is not None:
-            timer = asyncio.get_running_loop().call_later(self._queue_timeout_s, self._end_waiting, opened)
-        try:
-            yield opened
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._engine.forget(opened)
-
-    async def _admitted(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        how: "_How",
-    ) -> tuple[Add, bytes]:
-        """The checked request and its encoded message. The request holds a place in the queue from the start."""
-        self._engine.attach()
-        (own,) = self._intake.params_for(1, params)
-        salt, resume = how.salt, how.resume
-        if salt is not None and not isinstance(salt, str):
-            raise RequestError(f"salt={shown(salt)}: expected a text, or None", param="salt")
-        number = str(next(self._numbers))
-
-        def make() -> tuple[Add, bytes]:
-            made = self._intake.request(prompt, own, how.priority)
-            if made.params.seed is None and resume is not None and made.params.temperature > 0:
-                raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
-            seed = secrets.randbelow(MAX_SEED + 1) if made.params.seed is None else made.seed
-            request = replace(made, request_id=number, seed=seed, salt=salt, shares=how.shares, resume=resume)
-            self.admission.check_limits(request)
-            wanted = replace(request, prompt=None)  # the text stays here: ids are what is computed
-            return Add(request, how.tells_progress), encoded(Add(wanted, how.tells_progress))
-
-        with self._engine.place(how.name, (own or self.default_params).n):
-            add, message = await self._in_thread(make)
-            if (form := add.request.params.structured_outputs) is not None:
-                await self.compile_form(form)
-            if resume is not None and resume.token_ids and how.receipt is not False:
-                await self._require_own(add.request, resume)
-            return add, message
-
-    async def _require_own(self, request: Request, resume: Resume) -> None:
-        """RequestError unless the model draws the answer's beginning by itself: a receipt says that it drew all."""
-        alone = replace(request, resume=None, prompt=None)
-        difference, _ = await self._replayed(alone, resume.choice, resume.token_ids)
-        if difference is not None:
-            raise RequestError(
-                f"resume: {difference}; a receipt is of an answer that the model drew whole: give the tokens that it "
-                "had, or ask for no receipt",
-                param="resume",
-            )
-
-    def _given_text(self, request: Request) -> str:
-        """The text of the beginning of an answer that is resumed."""
-        prompt, max_tokens = request.prompt_token_ids, self.admission.check_limits(request)
-        sequence = TokenSequence(0, list(prompt), len(prompt), len(prompt) + max_tokens)
-        return Choice(request, 0, sequence, self.tokenizer, max_tokens, self.admission.grammar(request)).given_text
-
-    def _end_waiting(self, opened: OpenRequest) -> None:
-        if not opened.has_begun and not opened.has_ended:
-            opened.fail(
-                OverloadedError(
-                    f"the request has waited for {self._queue_timeout_s:g} s (queue_timeout_s); try again later"
-                )
-            )
-            self._engine.forget(opened)
-
-    async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
-
-
-@dataclass(frozen=True, slots=True)
-class _How:
-    """How a request is computed and reported: the arguments of `stream` besides prompt and params."""
-
-    name: str | None
-    priority: int
-    salt: str | None
-    tells_progress: bool
-    receipt: ReceiptWish
-    resume: Resume | None
-    shares: bool = True
 
 
 def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:

@@ -6,11 +6,12 @@ import msgspec
 
 from karat.checkpoint.overrides import Overrides
 from karat.config import Activations, FloatName
-from karat.engine.comparing import Compared
+from karat.engine.comparing import Compare
 from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.engine.stats import EngineStats
 from karat.engine.updates import RequestUpdate
+from karat.engine.verifying import Replay
 from karat.errors import Packed
 from karat.outputs import CompletionOutput
 from karat.receipts.comparison import Parting
@@ -46,24 +47,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
-class Replay(msgspec.Struct, frozen=True, tag=True):
-    """Choose the tokens of a receipt's choice again. Replayed comes back, with this id."""
-
-    request: Request
-    choice: int
-    token_ids: tuple[int, ...]
-
-
-class Compare(msgspec.Struct, frozen=True, tag=True):
-    """Choose the tokens of a receipt's choice again under other activations. Parted comes back, with this id."""
-
-    asked: Compared
-
-    @property
-    def request(self) -> Request:
-        return self.asked.request
-
-
+# Replayed comes back for a Replay, which has token ids, and Parted for a Compare, with the id of its request.
 ToEngine = Open | Add | Abort | Replay | Compare
 
 

@@ -25,24 +25,23 @@ from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.async_messages import (
     Abort,
     Add,
-    Compare,
     Failed,
     Loading,
     Log,
     Open,
     Parted,
     Ready,
-    Replay,
     Replayed,
     Stepped,
     ToEngine,
 )
-from karat.engine.comparing import Comparing, comparing
+from karat.engine.comparing import Compare, Comparing, comparing
 from karat.engine.forms import Asked
 from karat.engine.llm import LLM
 from karat.engine.pace import PROMPT_STEP_S, pause_after
-from karat.engine.replay import Replay as EngineReplay
+from karat.engine.replay import ReplayReader
 from karat.engine.updates import PromptProgress, RequestUpdate
+from karat.engine.verifying import Replay
 from karat.errors import BugError, Packed, packed
 from karat.models.opening import open_model
 from karat.outputs import StreamChunk
@@ -192,7 +191,7 @@ class Worker:
         self._open: dict[str, bool] = {}  # by id: whether each step tells how far the prompt is
         self._waiting: set[str] = set()  # those whose beginning was not told
         self._news: list[RequestUpdate] = []
-        self._replays: dict[str, EngineReplay] = {}
+        self._replays: dict[str, ReplayReader] = {}
         self._replayed: list[Replayed | Parted] = []
         self._formed: dict[str, tuple[Add | Replay | Compare, Asked]] = {}  # in order; their forms are compiled
         self._comparisons: dict[str, Comparing] = {}  # the first one is computed; each holds memory only then
@@ -256,11 +255,12 @@ class Worker:
                 self._open[request.request_id] = command.tells_progress
                 self._waiting.add(request.request_id)
             case Replay(_, choice, token_ids):
+                assert token_ids is not None, "an answer to generate comes as Add"
                 replay = self._engine.replay(request, choice, token_ids, rows=_REPLAYED_ROWS, grammar=grammar)
                 self._replays[request.request_id] = replay
-            case Compare(asked):
+            case Compare():
                 beside = self._llm.engine_beside
-                steps = comparing(beside, asked, _REPLAYED_ROWS, grammar, lambda: not self._engine.has_work)
+                steps = comparing(beside, command, _REPLAYED_ROWS, grammar, lambda: not self._engine.has_work)
                 self._comparisons[request.request_id] = steps
 
     def _refuse(self, command: Add | Replay | Compare, error: Exception) -> None:

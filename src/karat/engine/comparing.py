@@ -5,16 +5,19 @@ it has an engine of its own, with a KV cache for this one answer, and is compute
 """
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from karat.config import Activations
 from karat.engine.engine import Engine
 from karat.engine.pace import BESIDE_STEP_S
-from karat.engine.replay import Replay
-from karat.engine.verifying import Facts, examine
+from karat.engine.replay import ReplayReader
+from karat.engine.verifying import LoadedLLM, examine
 from karat.errors import KaratError, ReceiptError, RequestError
-from karat.receipts.comparison import Parting
+from karat.receipts.comparison import Comparison, Parting
 from karat.receipts.fingerprint import Fingerprint
 from karat.receipts.receipt import Receipt
 from karat.request import Request, shown
@@ -27,9 +30,8 @@ OpenEngine = Callable[[Activations, int], Engine]  # of these activations, for o
 Comparing = Generator[None, None, Parting | None]  # a step at a time, then what it found
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """What a comparison computes: choice `choice` of a request, whose tokens were these, by two widths."""
+class Compare(msgspec.Struct, frozen=True, tag=True):
+    """Choose the tokens of an answer again, choice `choice` of a request, by two widths of activations."""
 
     request: Request
     choice: int
@@ -38,10 +40,15 @@ class Compared:
     other: Activations
 
 
-def compared_from(
-    receipt: Receipt, other: str, here: Fingerprint, contracts: Mapping[Activations, int], facts: Facts
-) -> Compared:
-    """What is to be computed to compare a receipt with other activations.
+def comparison(
+    receipt: Receipt,
+    other: str,
+    here: Fingerprint,
+    contracts: Mapping[Activations, int],
+    loaded: LoadedLLM,
+    begun: float,
+) -> Generator[Compare, Parting | None, Comparison]:
+    """A receipt's answer compared with other activations. begun: when that began, by perf_counter.
 
     contracts: the numeric contract by activations of the loaded weights; empty where there is no choice of them. Raises
     RequestError for activations that cannot be compared, ReceiptError for a receipt that has only digests or was
@@ -65,17 +72,19 @@ def compared_from(
     own = next((name for name in contracts if name == stated), None)
     if own is not None:
         here = replace(here, activations=own, numeric_contract=contracts[own])
-    examined = examine(receipt, lambda: here, facts, None)
+    examined = examine(receipt, lambda: here, loaded, None)
     if examined.finding is not None:
         raise ReceiptError(f"{examined.finding}; expected a receipt as it was written")
     wanted = next(name for name in able if name == other)
     assert own is not None and examined.request is not None and examined.token_ids is not None
-    return Compared(examined.request, receipt.choice, examined.token_ids, own, wanted)
+    num_tokens = len(examined.token_ids)
+    parting = yield Compare(examined.request, receipt.choice, examined.token_ids, own, wanted)
+    return Comparison(own, wanted, num_tokens, perf_counter() - begun, parting)
 
 
 def comparing(
     open_engine: OpenEngine,
-    asked: Compared,
+    asked: Compare,
     rows: int | None = None,
     grammar: "Grammar | None" = None,
     is_alone: Callable[[], bool] = lambda: True,
@@ -107,13 +116,13 @@ def comparing(
 
 def _replayed(
     open_engine: OpenEngine,
-    asked: Compared,
+    asked: Compare,
     activations: Activations,
     token_ids: tuple[int, ...],
     rows: int | None,
     grammar: "Grammar | None",
     is_alone: Callable[[], bool],
-) -> Generator[None, None, Replay]:
+) -> Generator[None, None, ReplayReader]:
     num_tokens = len(asked.request.prompt_token_ids) + len(token_ids)
     params = replace(asked.request.params, max_tokens=len(token_ids))  # of more there is no room, and no need
     engine = open_engine(activations, num_tokens)
@@ -127,5 +136,5 @@ def _replayed(
     return replay
 
 
-def _not_of_this_model(asked: Compared, why: str) -> KaratError:
+def _not_of_this_model(asked: Compare, why: str) -> KaratError:
     return ReceiptError(f"{why}; the receipt is not what this model answers with {asked.activations}: verify it first")

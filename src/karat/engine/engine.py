@@ -16,7 +16,7 @@ from karat.engine.choice import Choice
 from karat.engine.forms import Forms
 from karat.engine.pace import Pace, StepBudget
 from karat.engine.readers import LogitsReader, LogitsTarget, Reader
-from karat.engine.replay import Replay
+from karat.engine.replay import ReplayReader
 from karat.engine.scheduler import Chunk, Scheduler, work_of
 from karat.engine.sequence import Sequence
 from karat.engine.sizes import EngineConfig
@@ -151,7 +151,7 @@ class Engine:
         *,
         rows: int | None = None,
         grammar: "Grammar | None" = None,
-    ) -> Replay:
+    ) -> ReplayReader:
         """Queue the replay of choice `index` of a request, whose tokens were these. It shares no block with others.
 
         It comes after all other sequences in order. rows: the most tokens that one step of it chooses (None: as many as
@@ -167,7 +167,7 @@ class Engine:
         choice = Choice(request, index, beside, self._tokenizer, max_tokens, grammar)
         self.admission.check_fits(len(text))
         self._mend()
-        replay = Replay(sequence, choice, token_ids, self._tokenizer)
+        replay = ReplayReader(sequence, choice, token_ids, self._tokenizer)
         self._half_done = True
         self._readers[sequence.seq_id] = replay
         self.scheduler.add(sequence)
@@ -265,7 +265,7 @@ class Engine:
         """End the replay of this request object and free its blocks, if it has not ended by itself."""
         self._mend()
         for reader in list(self._readers.values()):
-            if isinstance(reader, Replay) and reader.request is request:
+            if isinstance(reader, ReplayReader) and reader.request is request:
                 self._half_done = True
                 self._drop(reader)
                 self._half_done = False

@@ -35,7 +35,7 @@ class Intake:
 
     def __init__(self, tokenizer: Tokenizer, defaults: GenerationDefaults, *, max_model_len: int, seed: int) -> None:
         self._tokenizer = tokenizer
-        self._defaults = defaults
+        self.defaults = defaults
         self._max_model_len = max_model_len
         self._seed = seed
         self._numbers = count()
@@ -45,7 +45,7 @@ class Intake:
     @cached_property
     def chat_end_token_ids(self) -> frozenset[int]:
         """The tokens that end an answer in a conversation: the model's, and the one that the template ends it with."""
-        return self._defaults.end_token_ids | turn_end_ids(self._tokenizer)
+        return self.defaults.end_token_ids | turn_end_ids(self._tokenizer)
 
     @cached_property
     def dialect(self) -> "Dialect":
@@ -63,7 +63,7 @@ class Intake:
 
     def default_params_after(self, prompt_len: int, given: Mapping[str, Any] = {}) -> SamplingParams:
         """The default sampling after a prompt, as `karat.engine.admission.params_after`."""
-        return params_after(prompt_len, self._max_model_len, self._defaults.params, given)
+        return params_after(prompt_len, self._max_model_len, self.defaults.params, given)
 
     def params_for(
         self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
@@ -71,7 +71,7 @@ class Intake:
         """The parameters for each prompt; None stands for the defaults, which depend on the prompt's length."""
         if params is None:
             if self._notice_is_due:
-                _log.info("%s", self._defaults.notice)
+                _log.info("%s", self.defaults.notice)
                 self._notice_is_due = False
             return [None] * num_prompts
         if not isinstance(params, SamplingParams | Sequence):
@@ -108,13 +108,13 @@ class Intake:
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt, max_tokens=self._max_model_len)
             self._warn_of_two_bos(ids)
-            return self._request(ids, params, prompt, self._defaults.end_token_ids, priority)
+            return self._request(ids, params, prompt, self.defaults.end_token_ids, priority)
         text = text if isinstance(text, str) else None  # that the token ids are of, as the caller says
         if text is not None and not _is_unicode(text):
             raise RequestError(
                 f"prompt={shown(text)}: expected Unicode; it has half a surrogate pair; take it out", param="prompt"
             )
-        return self._request(prompt, params, text, self._defaults.end_token_ids, priority)
+        return self._request(prompt, params, text, self.defaults.end_token_ids, priority)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
         """A conversation as the model receives it. `variables` are further arguments of Tokenizer.chat_prompt."""

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -32,16 +32,17 @@ from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.ops import registry
 from karat.ops.contract import contract_of
-from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
+from karat.outputs import RequestOutput, StreamChunk
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, Stored
 from karat.request import Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
     from karat.engine.async_engine import AsyncEngine
+    from karat.engine.comparing import Compare
     from karat.engine.parallel import ParallelModel
-    from karat.engine.verifying import Facts, ReceiptWish
-    from karat.receipts.comparison import Comparison
+    from karat.engine.verifying import Answered, ReceiptWish, Replay
+    from karat.receipts.comparison import Comparison, Parting
     from karat.receipts.receipt import Receipt
     from karat.receipts.verdict import Verdict
     from karat.text.tools.events import ParsedAnswer
@@ -352,22 +353,13 @@ class LLM:
         is generated anew. Raises OtherContractError if the model or its rules are others than the receipt's,
         ReceiptError for a prompt that is missing, and errors of computing.
         """
-        from karat.engine.verifying import compared, examine, verdict
+        from karat.engine.verifying import verifying
 
-        before = perf_counter()
+        begun = perf_counter()
         self._turns.require_open()
         ids = None if prompt is None else self._intake.request(prompt, None).prompt_token_ids
-        examined = examine(receipt, self.fingerprint, self._facts, ids)
-        finding, num_tokens = examined.finding, len(receipt.output.token_ids)
-        if examined.request is not None:
-            if examined.token_ids is None:
-                made = self._generated(examined.request, examined.receipt.choice)
-                num_tokens = len(made.token_ids)
-                finding = compared(receipt, None, made)
-            else:
-                replay = self._turns.replay(examined.request, receipt.choice, examined.token_ids)
-                finding = compared(receipt, replay.difference, replay.output)
-        return verdict(examined, finding, num_tokens, perf_counter() - before)
+        verdict: Verdict = self._result(verifying(receipt, self.fingerprint, self, ids, begun))
+        return verdict
 
     def compare(self, receipt: "Receipt", activations: Activations) -> "Comparison":
         """The first token of a receipt's answer that the model would choose otherwise with other activations.
@@ -377,14 +369,13 @@ class LLM:
         `comparable`, but for the receipt's own, can), ReceiptError for a receipt that has only digests, was changed, or
         is not what its own activations give, OtherContractError for one of another model, and errors of computing.
         """
-        from karat.engine.comparing import compared_from, comparing
-        from karat.receipts.comparison import Comparison
+        from karat.engine.comparing import comparison
 
-        before = perf_counter()
+        begun = perf_counter()
         self._turns.require_open()
-        asked = compared_from(receipt, activations, self.fingerprint(), self.plan.contracts, self._facts)
-        parting = self._turns.between(comparing(self.engine_beside, asked, is_alone=lambda: not self.engine.has_work))
-        return Comparison(asked.activations, asked.other, len(asked.token_ids), perf_counter() - before, parting)
+        steps = comparison(receipt, activations, self.fingerprint(), self.plan.contracts, self, begun)
+        made: Comparison = self._result(steps)
+        return made
 
     @property
     def comparable(self) -> tuple[Activations, ...]:
@@ -526,17 +517,6 @@ class LLM:
         """
         return self._intake.default_params_after(prompt_len, given)
 
-    @property
-    def _facts(self) -> "Facts":
-        from karat.engine.verifying import Facts
-
-        return Facts(
-            vocab_size=self.config.vocab_size,
-            max_model_len=self.max_model_len,
-            end_token_ids=self.end_token_ids,
-            chat_end_token_ids=self.chat_end_token_ids,
-        )
-
     def _text_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         self._turns.require_open()
         ids = plain_ids(token_ids)
@@ -570,11 +550,27 @@ class LLM:
         self.engine.admission.check(resumed)
         return resumed
 
-    def _generated(self, request: Request, choice: int) -> CompletionOutput:
-        """One choice of a request, generated."""
-        again = replace(request, resume=Resume((), choice), shares=False)
+    def _result(self, steps: Generator[Any, Any, Any]) -> Any:
+        """The result of a verification or a comparison."""
+        from karat.engine.verifying import Done, sent
+
+        asked = sent(steps)
+        while not isinstance(asked, Done):
+            asked = sent(steps, self._answered(asked))
+        return asked.result
+
+    def _answered(self, asked: "Replay | Compare") -> "Answered | Parting | None":
+        from karat.engine.comparing import Compare, comparing
+        from karat.engine.verifying import Answered
+
+        if isinstance(asked, Compare):
+            return self._turns.between(comparing(self.engine_beside, asked, is_alone=lambda: not self.engine.has_work))
+        if asked.token_ids is not None:
+            replay = self._turns.replay(asked.request, asked.choice, asked.token_ids)
+            return Answered(replay.difference, replay.output)
+        again = replace(asked.request, resume=Resume((), asked.choice), shares=False)
         ((made,),) = (output.outputs for output in self._turns.run([again], show_progress=False))
-        return made
+        return Answered(None, made)
 
 
 def idleness(engine: "Engine | AsyncEngine") -> Callable[[], bool]:

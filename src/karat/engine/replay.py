@@ -1,4 +1,4 @@
-"""Replay: a reader that chooses every token of an answer again, in one teacher-forced pass.
+"""ReplayReader: a reader that chooses every token of an answer again, in one teacher-forced pass.
 
 Decoding and prefill have the same bits, so the logits of all tokens are computed at the speed of a prompt, and every
 token is chosen again from them, with the same rules, draws and ends. Only a step's logits are in memory.
@@ -16,7 +16,7 @@ from karat.request import Request
 from karat.text import Tokenizer
 
 
-class Replay:
+class ReplayReader:
     """When `done`: `error` is why it could not be computed; else `difference` is the first different token; else
     `output` is the answer with its end.
 

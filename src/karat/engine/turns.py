@@ -9,7 +9,7 @@ from typing import TypeVar
 from karat.engine.engine import Engine
 from karat.engine.pace import PROMPT_STEP_S, pause_after
 from karat.engine.readers import LogitsTarget
-from karat.engine.replay import Replay
+from karat.engine.replay import ReplayReader
 from karat.engine.request_bar import RequestBar
 from karat.engine.updates import Gathered, PromptProgress, RequestUpdate
 from karat.errors import UsageError
@@ -114,7 +114,7 @@ class Turns:
         if reader.error:
             raise reader.error
 
-    def replay(self, request: Request, index: int, token_ids: tuple[int, ...]) -> Replay:
+    def replay(self, request: Request, index: int, token_ids: tuple[int, ...]) -> ReplayReader:
         """The replay of a choice, done. Raises the error that ended it."""
         try:
             try:

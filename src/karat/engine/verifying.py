@@ -1,10 +1,17 @@
-"""Receipts of an engine's answers: made beside their outputs, and verified by replay."""
+"""Receipts of an engine's answers: made beside their outputs, and verified by computing them again.
+
+A verification is a generator that computes nothing: LLM and AsyncLLM answer what it asks for, each in its way.
+"""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Literal
+from time import perf_counter
+from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
+
+from karat.config import ModelConfig
 from karat.engine.admission import resolve_max_tokens
 from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError, packed
 from karat.outputs import CompletionOutput, RequestOutput
@@ -21,14 +28,36 @@ ReceiptWish = bool | Literal["digests"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The sizes of a loaded model that receipts are judged by."""
+class LoadedLLM(Protocol):
+    """What receipts are judged by of a loaded model: an LLM or AsyncLLM."""
 
-    vocab_size: int
+    config: ModelConfig
     max_model_len: int
-    end_token_ids: Collection[int]
-    chat_end_token_ids: Collection[int]
+    end_token_ids: frozenset[int]
+
+    @property
+    def chat_end_token_ids(self) -> frozenset[int]: ...
+
+
+class Replay(msgspec.Struct, frozen=True, tag=True):
+    """Choose the tokens of an answer again, a choice of a request. `token_ids` of None: generate them, as they are."""
+
+    request: Request
+    choice: int
+    token_ids: tuple[int, ...] | None
+
+
+class Answered(NamedTuple):
+    """The first token that is chosen otherwise, if there is one, and the answer as far as it was computed."""
+
+    difference: Difference | None
+    output: CompletionOutput
+
+
+class Done(NamedTuple):
+    """The result of a generator."""
+
+    result: Any
 
 
 def check_wish(wish: ReceiptWish) -> None:
@@ -82,7 +111,10 @@ class Examined:
 
 
 def examine(
-    receipt: Receipt, fingerprint: Callable[[], Fingerprint], facts: Facts, prompt_token_ids: tuple[int, ...] | None
+    receipt: Receipt,
+    fingerprint: Callable[[], Fingerprint],
+    loaded: LoadedLLM,
+    prompt_token_ids: tuple[int, ...] | None,
 ) -> Examined:
     """What is to be computed for a verdict. prompt_token_ids: of the request; a receipt of digests needs them.
 
@@ -94,9 +126,9 @@ def examine(
     require_same(receipt, fingerprint())
     wrong = impossible(
         receipt,
-        vocab_size=facts.vocab_size,
-        end_token_ids=facts.end_token_ids,
-        chat_end_token_ids=facts.chat_end_token_ids,
+        vocab_size=loaded.config.vocab_size,
+        end_token_ids=loaded.end_token_ids,
+        chat_end_token_ids=loaded.chat_end_token_ids,
     )
     if wrong:
         return Examined(receipt, signer, wrong)
@@ -114,7 +146,7 @@ def examine(
         return Examined(receipt, signer, Difference("prompt.token_ids: they are not those of the request"))
     try:
         request = receipt.request(stated)
-        resolve_max_tokens(request.params, len(stated), facts.max_model_len)
+        resolve_max_tokens(request.params, len(stated), loaded.max_model_len)
     except (KaratError, ValueError) as fault:
         return Examined(receipt, signer, Difference(f"sampling: {fault}"))
     return Examined(receipt, signer, None, request, None if isinstance(output, str) else output)
@@ -135,10 +167,34 @@ def compared(receipt: Receipt, difference: Difference | None, made: CompletionOu
     return found
 
 
-def verdict(examined: Examined, finding: Difference | None, num_tokens: int, elapsed_s: float) -> Verdict:
-    """The verdict of the engine that answers."""
+def verifying(
+    receipt: Receipt,
+    fingerprint: Callable[[], Fingerprint],
+    loaded: LoadedLLM,
+    prompt_token_ids: tuple[int, ...] | None,
+    begun: float,
+) -> Generator[Replay, Answered, Verdict]:
+    """The verdict on a receipt, by what is asked for at most once. Arguments and errors are those of `examine`.
+
+    begun: when the verification began, by perf_counter.
+    """
+    examined = examine(receipt, fingerprint, loaded, prompt_token_ids)
+    finding, num_tokens = examined.finding, len(receipt.output.token_ids)
+    if examined.request is not None:
+        difference, made = yield Replay(examined.request, receipt.choice, examined.token_ids)
+        if examined.token_ids is None:
+            num_tokens = len(made.token_ids)
+        finding = compared(receipt, difference, made)
     kind: Literal["identical", "different"] = "identical" if finding is None else "different"
-    return Verdict(kind, num_tokens, elapsed_s, finding, signer=examined.signer)
+    return Verdict(kind, num_tokens, perf_counter() - begun, finding, signer=examined.signer)
+
+
+def sent(steps: Generator[Any, Any, Any], answer: object = None) -> Any:
+    """What a generator asks for next, once its last question has this answer; Done at its end."""
+    try:
+        return steps.send(answer)
+    except StopIteration as end:
+        return Done(end.value)
 
 
 def _other_tokens(receipt: Receipt, made: CompletionOutput) -> Difference | None:
