@@ -7,7 +7,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -41,6 +41,10 @@ ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
 
 # The rooms of karat.check: each imports from itself and from the rooms above it (docs/check.md).
 CHECK_ROWS = "trace model files mistakes replay text record diagnosis session stages report ranks".split()
+
+# The rooms of karat.server, and of which of them each may import: a protocol knows no other protocol.
+SERVER_ROOMS = {"asking": {"asking"}, "answers": {"asking", "answers"}}
+SERVER_ROOMS |= {name: {"asking", "answers", name} for name in ("openai", "anthropic", "page")}
 
 # Beyond the standard library and the base dependencies of pyproject.toml, which every room may use.
 PEERS = {"torch", "transformers", "safetensors", "gguf", "llama_cpp", "openvino", "openvino_genai"}
@@ -116,6 +120,27 @@ def climbs(module: str, name: str) -> str | None:
     return None
 
 
+def server_room(module: str, modules: Collection[str]) -> str | None:
+    """The room of server that a module is in; None: it is in no room of it."""
+    parts = module.split(".")
+    is_inside = parts[:2] == ["karat", "server"] and (len(parts) > 3 or (len(parts) == 3 and _is_room(module, modules)))
+    return parts[2] if is_inside else None
+
+
+def _is_room(module: str, modules: Collection[str]) -> bool:
+    return any(other.startswith(f"{module}.") for other in modules)
+
+
+def strays(module: str, name: str, modules: Collection[str]) -> str | None:
+    """What is wrong with an import of one room of server in another; None: nothing, or it is no such import."""
+    here, there = server_room(module, modules), server_room(name, modules)
+    if here is None or there is None:
+        return None
+    if here not in SERVER_ROOMS:
+        return f"server/{here} has no row in tests/test_imports.py"
+    return None if there in SERVER_ROOMS[here] else f"{name} is nothing for server/{here}"
+
+
 def circle(direct: Mapping[str, list[tuple[int, str]]]) -> list[str]:
     """Modules that import each other around a circle, the first one again at the end; empty where there is none.
 
@@ -148,7 +173,7 @@ def violations(sources: Mapping[str, str], dependencies: set[str]) -> list[str]:
                 row = ROW_OF.get(room(name))
                 if row is None or (row > ROW_OF[room(module)] and module != "karat"):
                     found.append(f"{module}:{line}: {name} is not above {room(module)}")
-                elif fault := climbs(module, name):
+                elif fault := climbs(module, name) or strays(module, name, modules):
                     found.append(f"{module}:{line}: {fault}")
             elif top not in allowed:
                 found.append(f"{module}:{line}: {name} is no base dependency")
@@ -205,6 +230,9 @@ PLANTED = {
     "karat.models.qwen2": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
     "karat.ops.api": "import karat.layers.norm",
     "karat.server.app": "import transformers\nfrom karat import cli",
+    "karat.server.anthropic.requests": "from karat.server.openai.requests import thought",
+    "karat.server.asking.asked": "import karat.server.answers.subject",
+    "karat.server.stray.some": "from karat.server.asking import asked",
     "karat.text.chat": "def late():\n    from karat.engine import llm",
     # right
     "karat": "from karat.cli import main\nfrom karat.engine.llm import LLM",
@@ -219,6 +247,10 @@ PLANTED = {
     "karat.engine.llm": "import karat.models.qwen2, json",
     "karat.models": "",
     "karat.server": "",
+    "karat.server.answers.subject": "import karat.server.errors",
+    "karat.server.errors": "from karat.errors import KaratError",
+    "karat.server.openai.requests": "from karat.server.asking import asked\nimport karat.server.answers.subject",
+    "karat.server.protocols": "import karat.server.openai.requests, karat.server.anthropic.requests",
 }
 COMPLAINTS = [
     "karat.bench.run:1: llama_cpp is no base dependency",
@@ -234,6 +266,9 @@ COMPLAINTS = [
     "karat.ops.api:1: karat.layers.norm is not above ops",
     "karat.server.app:1: transformers is no base dependency",
     "karat.server.app:2: karat.cli is not above server",
+    "karat.server.anthropic.requests:1: karat.server.openai.requests is nothing for server/anthropic",
+    "karat.server.asking.asked:1: karat.server.answers.subject is nothing for server/asking",
+    "karat.server.stray.some:1: server/stray has no row in tests/test_imports.py",
     "karat.text.chat:2: karat.engine.llm is not above text",
     "a circle of imports: karat.cli → karat.server.app → karat.cli",
     "karat.engine.scheduler: reaches karat.kv.blocks → numpy",

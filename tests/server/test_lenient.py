@@ -1,6 +1,6 @@
 """What cannot change an answer is taken and named, and null, neutral and foreign spellings mean what they mean.
 
-Covers: karat.server.preparing, karat.server.tools.
+Covers: karat.server.answers.preparing, karat.server.asking.tools.
 """
 
 from typing import Any

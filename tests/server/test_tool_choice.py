@@ -1,6 +1,6 @@
 """Which calls of tools a model makes, in every protocol: those that must come, one at most, strict ones, none.
 
-Covers: karat.server.tools, karat.server.preparing.
+Covers: karat.server.asking.tools, karat.server.answers.preparing.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from karat import LLM, SamplingParams
 from karat.engine.tool_use import calling
+from karat.server.answers.preparing import prepare
 from karat.server.bodies import judge
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, fields_of
 from karat.server.openai.requests import read_chat
-from karat.server.preparing import prepare
 from karat.text import ChatPrompt
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.registry import FORMATS

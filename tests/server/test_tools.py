@@ -1,8 +1,8 @@
 """How calls of tools and reasoning are told over HTTP, in every protocol, on a scripted model.
 
-Covers: karat.server.tools, karat.server.talk, karat.server.preparing, karat.server.openai.tools,
-karat.server.openai.messages, karat.server.openai.response_items, karat.server.anthropic.blocks,
-karat.server.anthropic.messages.
+Covers: karat.server.answers.parts, karat.server.anthropic.blocks, karat.server.anthropic.messages,
+karat.server.asking.conversation, karat.server.answers.preparing, karat.server.asking.tools,
+karat.server.openai.messages, karat.server.openai.response_items, karat.server.openai.tools.
 """
 
 import json

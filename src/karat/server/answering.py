@@ -14,28 +14,29 @@ from karat.engine.async_llm import AsyncLLM
 from karat.engine.updates import RequestUpdate
 from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
+from karat.server.answers.preparing import prepare
+from karat.server.answers.subject import Heading, Subject
 from karat.server.anthropic.answers import message
 from karat.server.anthropic.events import PING, MessageEvents, error_event
 from karat.server.anthropic.requests import read_message
 from karat.server.anthropic.schema import MessageTokens
+from karat.server.asking.asked import AnswerForm, Ask, ChatRequest, TextRequest, Work
+from karat.server.asking.karat_field import RECEIPT_HEADER, seeded
 from karat.server.bodies import Body, read_body
 from karat.server.errors import ApiError, failure_of, of_karat
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
-from karat.server.inner import Ask, Work
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
 from karat.server.news import follow_all
-from karat.server.openai.answers import Heading, Subject, chat_completion, text_completion
+from karat.server.openai.answers import chat_completion, text_completion
 from karat.server.openai.events import ChatEvents, TextEvents
-from karat.server.openai.requests import ChatRequest, Form, TextRequest, read_chat, read_text
+from karat.server.openai.requests import read_chat, read_text
 from karat.server.openai.response_answers import response
 from karat.server.openai.response_events import ResponseEvents
 from karat.server.openai.response_requests import read_response
 from karat.server.openai.response_schema import InputTokens
-from karat.server.preparing import prepare
 from karat.server.responses import Events, JsonBytes, read_with, until_left
 from karat.server.settings import Settings
-from karat.server.wishes import RECEIPT_HEADER, seeded
 
 _Written = ChatEvents | TextEvents | MessageEvents | ResponseEvents
 _FIELDS = {route: fields_of(route) for route in (CHAT, TEXT)}
@@ -257,7 +258,7 @@ def _require_no_error(choices: Sequence[CompletionOutput | StreamChunk], subject
 
 
 @contextmanager
-def _naming(form: Form) -> Iterator[None]:
+def _naming(form: AnswerForm) -> Iterator[None]:
     """Errors of Karat name the fields that were sent."""
     try:
         yield

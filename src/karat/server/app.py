@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from karat import __version__
 from karat.server import schema
 from karat.server.answering import Answering
+from karat.server.asking.variables import read_variables
 from karat.server.bodies import read_body
 from karat.server.errors import ApiError
 from karat.server.fields import (
@@ -34,7 +35,7 @@ from karat.server.gate import Gate
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
 from karat.server.openai.messages import read_messages
-from karat.server.openai.requests import continues_last, read_variables
+from karat.server.openai.requests import continues_last
 from karat.server.openai.tools import read_tools
 from karat.server.openapi import document
 from karat.server.page.files import DOCS, PREFIX, ROOT, Page

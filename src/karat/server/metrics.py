@@ -4,8 +4,8 @@ from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from karat.server.answers.tally import Tally
 from karat.server.request_log import add_facts
-from karat.server.tally import Tally
 from karat.server.vllm_metrics import VllmNames
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from karat.engine.async_llm import AsyncLLM
 from karat.engine.updates import RequestUpdate
 from karat.outputs import RequestOutput
-from karat.server.inner import Work
+from karat.server.asking.asked import Work
 
 
 async def follow_all(

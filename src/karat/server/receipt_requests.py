@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 
 from karat.server.anthropic.requests import read_message
+from karat.server.asking.asked import ChatRequest
+from karat.server.asking.variables import with_efforts
 from karat.server.bodies import read_body
 from karat.server.errors import ApiError, invalid
 from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT, fields_of
-from karat.server.openai.requests import ChatRequest, read_chat, read_text
+from karat.server.openai.requests import read_chat, read_text
 from karat.server.openai.response_requests import read_response
-from karat.server.preparing import with_efforts
 from karat.text.tools.dialect import Dialect
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from karat.outputs import StreamChunk
+from karat.server.answers.parts import NO_TALK
+from karat.server.answers.subject import Heading
+from karat.server.answers.tally import Tally
 from karat.server.anthropic.events import MessageEvents, error_event
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, COUNT, MESSAGES
-from karat.server.openai.answers import Heading
 from karat.server.request_log import serving
-from karat.server.talk import NO_TALK
-from karat.server.tally import Tally
 from tests.engine.fakes import BYTES
 from tests.server.conftest import Answer, Running
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from karat.server.anthropic.requests import MessageRequest, read_message
+from karat.server.asking.variables import Effort
 from karat.server.errors import ApiError
 from karat.server.fields import COUNT, MESSAGES
-from karat.server.openai.requests import Effort
 
 USER = {"role": "user", "content": "PLACEHOLDER"}
 

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from karat import SamplingParams
 from karat.engine.updates import RequestUpdate
 from karat.outputs import StreamChunk
-from karat.server.inner import Ask, Work
-from karat.server.openai.answers import Heading, Subject
+from karat.server.answers.subject import Heading, Subject
+from karat.server.answers.tally import Tally
+from karat.server.asking.asked import AnswerForm, Ask, Work
 from karat.server.openai.events import ChatEvents, TextEvents
-from karat.server.openai.requests import Form
-from karat.server.tally import Tally
 
 TEXTS = st.lists(
     st.tuples(st.integers(0, 1), st.text(max_size=6) | st.sampled_from(["", '"', "\\", "cmpl-1-text", "\u2028", "🦊"])),
@@ -21,7 +20,7 @@ TEXTS = st.lists(
 )
 
 
-def events(kind: type[ChatEvents | TextEvents], form: Form) -> ChatEvents | TextEvents:
+def events(kind: type[ChatEvents | TextEvents], form: AnswerForm) -> ChatEvents | TextEvents:
     ask = Ask((1, 2, 3), SamplingParams(n=2))
     subject = Subject(Heading("cmpl-1", 7, 'a "name"'), form, Work((ask,), 5), cast(Any, None), Tally([3]))
     return kind(subject)
@@ -30,7 +29,7 @@ def events(kind: type[ChatEvents | TextEvents], form: Form) -> ChatEvents | Text
 @pytest.mark.parametrize("kind", [ChatEvents, TextEvents])
 @given(texts=TEXTS, has_usage=st.booleans())
 def test_frames(kind: type[ChatEvents | TextEvents], texts: list[tuple[int, str]], has_usage: bool) -> None:
-    framed, whole = (events(kind, Form(None, stream=True, include_usage=has_usage)) for _ in range(2))
+    framed, whole = (events(kind, AnswerForm(None, stream=True, include_usage=has_usage)) for _ in range(2))
     whole._is_plain = False
     chunks = [StreamChunk(index, text, (1,)) for index, text in texts]
     chunks += [StreamChunk(index, "end", (1,), "length") for index in (0, 1)]
@@ -49,12 +48,16 @@ def _without_times(written: bytes) -> bytes:
 
 
 def test_what_says_more_than_its_text_has_no_frame() -> None:
-    for form in (Form(None, token_ids=True), Form(None, continuous_usage=True), Form(None, timings_per_token=True)):
+    for form in (
+        AnswerForm(None, token_ids=True),
+        AnswerForm(None, continuous_usage=True),
+        AnswerForm(None, timings_per_token=True),
+    ):
         made = events(ChatEvents, form)
         for _ in range(3):
             assert b'"content":"a"' in made.of(0, RequestUpdate("a", (StreamChunk(0, "a", (1,)),)))
         assert not made._frames
-    made = events(ChatEvents, Form(None))
+    made = events(ChatEvents, AnswerForm(None))
     for _ in range(3):
         made.of(0, RequestUpdate("a", (StreamChunk(0, "a", (1,)),)))
     assert made._frames

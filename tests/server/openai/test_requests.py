@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from karat.server.asking.asked import ChatRequest, TextRequest
+from karat.server.asking.karat_field import MAX_DRAWN_SEED, drawn_seed
 from karat.server.bodies import judge
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, TEXT, fields_of
-from karat.server.inner import MAX_DRAWN_SEED, drawn_seed
-from karat.server.openai.requests import ChatRequest, TextRequest, read_chat, read_text
+from karat.server.openai.requests import read_chat, read_text
 
 USER = {"role": "user", "content": "PLACEHOLDER"}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from karat.server.asking.variables import Effort
 from karat.server.errors import ApiError
 from karat.server.fields import INPUT_TOKENS, RESPONSES
-from karat.server.openai.requests import Effort
 from karat.server.openai.response_requests import ResponseRequest, read_response
 from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool
 

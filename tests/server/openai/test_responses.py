@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from karat.server.answers.parts import NO_TALK
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, INPUT_TOKENS, RESPONSES
 from karat.server.openai.response_events import ResponseEvents
 from karat.server.openai.response_requests import Echo
-from karat.server.talk import NO_TALK
 from tests.engine.fakes import BYTES
 from tests.server.conftest import Answer, Running
 

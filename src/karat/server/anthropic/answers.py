@@ -5,10 +5,10 @@ from typing import Any
 from msgspec import UNSET
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
+from karat.server.answers.subject import Subject, karat_of, reason_of
+from karat.server.answers.tally import Tally
 from karat.server.anthropic.blocks import Blocks
 from karat.server.anthropic.schema import AnthropicMessage, DeltaUsage, Ending, MessageUsage, OutputDetails
-from karat.server.openai.answers import Subject, karat_of, reason_of
-from karat.server.tally import Tally
 
 
 def message(subject: Subject, output: RequestOutput) -> AnthropicMessage:

@@ -2,6 +2,7 @@
 
 from msgspec import Raw
 
+from karat.server.answers.parts import Reader
 from karat.server.anthropic.schema import (
     Block,
     ContentBlockDelta,
@@ -16,7 +17,6 @@ from karat.server.anthropic.schema import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from karat.server.talk import Reader
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 from karat.text.tools.events import Event as Part
 

@@ -5,6 +5,7 @@ from msgspec import UNSET
 from karat.engine.updates import RequestUpdate
 from karat.explanation import Explanation
 from karat.outputs import RequestOutput
+from karat.server.answers.subject import Subject, karat_of
 from karat.server.anthropic.answers import delta_usage_of, ending_of, usage_of
 from karat.server.anthropic.blocks import Blocks
 from karat.server.anthropic.errors import error_of
@@ -19,7 +20,6 @@ from karat.server.anthropic.schema import (
     Ping,
 )
 from karat.server.errors import ApiError
-from karat.server.openai.answers import Subject, karat_of
 from karat.server.request_log import request_id
 from karat.server.schema import Explained
 from karat.server.sse import named_event

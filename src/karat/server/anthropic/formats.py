@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from karat.request import StructuredOutputs, shown
+from karat.server.asking.structures import chosen
+from karat.server.asking.variables import Effort
 from karat.server.bodies import judge
 from karat.server.errors import invalid
 from karat.server.fields import Field, Names, Text
-from karat.server.openai.formats import chosen
-from karat.server.openai.requests import Effort
 
 _CONFIG: Mapping[str, Field] = {
     field.name: field

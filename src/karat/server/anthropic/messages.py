@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 
 from karat.request import shown
-from karat.server.errors import invalid
-from karat.server.openai.messages import (
+from karat.server.asking.conversation import (
     UNUSED,
     Content,
     called,
@@ -18,6 +17,7 @@ from karat.server.openai.messages import (
     texts_of,
     unknown,
 )
+from karat.server.errors import invalid
 
 _ACCOUNTING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
 _ROLES = ("user", "assistant", "system")

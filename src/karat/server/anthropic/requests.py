@@ -6,12 +6,13 @@ from typing import Any
 
 from karat.server.anthropic.formats import structure
 from karat.server.anthropic.messages import Contents
+from karat.server.asking.asked import AnswerForm, ChatRequest
+from karat.server.asking.karat_field import read_wishes
+from karat.server.asking.structures import structure_field
+from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
+from karat.server.asking.variables import read_variables, switched, thought
 from karat.server.bodies import judge, read_json
 from karat.server.fields import COUNT, MESSAGES, TABLE, fields_of
-from karat.server.openai.formats import structure_field
-from karat.server.openai.requests import ChatRequest, Form, read_variables, switched, thought
-from karat.server.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
-from karat.server.wishes import read_wishes
 from karat.text.tools.calling import Mode
 
 _FIELDS = {route: fields_of(route) for route in (MESSAGES, COUNT)}
@@ -46,7 +47,7 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         messages,
         read_variables(values, continues=continues),
         sampling,
-        Form(  # progress: the first event has the cached tokens
+        AnswerForm(  # progress: the first event has the cached tokens
             values.get("model"),
             stream,
             progress=stream,

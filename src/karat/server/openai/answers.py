@@ -1,60 +1,15 @@
 """From outputs of the engine to OpenAI's whole answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
 
 from msgspec import UNSET, UnsetType
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
-from karat.receipts.signature import Signer
 from karat.server import schema
-from karat.server.errors import ApiError, failure_of
-from karat.server.inner import Work
-from karat.server.openai.logprobs import LogprobWriter, of_prompt
-from karat.server.openai.requests import Form
-from karat.server.schema import FinishReason
-from karat.server.talk import NO_TALK, Reader, Talk
-from karat.server.tally import Tally
-from karat.text import Tokenizer
+from karat.server.answers.parts import Reader
+from karat.server.answers.subject import Subject, explained, karat_of, reason_of
+from karat.server.openai.logprobs import of_prompt, writer_of
 from karat.text.tools.events import ParsedAnswer
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """The fields that are the same in all events of an answer."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """The facts of an answer besides the outputs. `echoed`: the text of each prompt, if it is to come first. `signer`:
-    of receipts. `talk` takes texts apart, and `without_effect` names what the model cannot heed or does not get.
-    `structure_field` is the field that the form of the answer comes from.
-    """
-
-    heading: Heading
-    form: Form
-    work: Work
-    tokenizer: Tokenizer
-    tally: Tally
-    echoed: Sequence[str] = ()
-    signer: Signer | None = None
-    talk: Talk = NO_TALK
-    without_effect: tuple[str, ...] = ()
-    structure_field: str = "structured_outputs"
-
-    def reader(self) -> Reader:
-        """Takes one choice apart."""
-        return self.talk.reader(self.tokenizer, self.work.resume)
-
-    @property
-    def writer(self) -> LogprobWriter:
-        return LogprobWriter(self.tokenizer, as_ids=self.form.tokens_as_ids)
 
 
 def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompletion:
@@ -65,7 +20,7 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
     for choice in output.outputs:
         logprobs = None
         if top is not None and choice.logprobs is not None:
-            logprobs = subject.writer.chat(choice.token_ids, choice.logprobs, top)
+            logprobs = writer_of(subject).chat(choice.token_ids, choice.logprobs, top)
         reader = subject.reader()
         parsed = reader.whole(choice)
         subject.tally.num_reasoning += reader.num_reasoning
@@ -140,9 +95,9 @@ def _text_choice(
     if params.logprobs is not None and found is not None:
         if form.echo and output.prompt_logprobs is not None:
             every = (*output.prompt_logprobs, *found)
-            logprobs = subject.writer.text((*output.prompt_token_ids, *ids), every, params.logprobs, 0)
+            logprobs = writer_of(subject).text((*output.prompt_token_ids, *ids), every, params.logprobs, 0)
         else:
-            logprobs = subject.writer.text(ids, found, params.logprobs, 0)
+            logprobs = writer_of(subject).text(ids, found, params.logprobs, 0)
     asked = form.prompt_logprobs and output.prompt_logprobs is not None
     return schema.TextChoice(
         index,
@@ -157,17 +112,6 @@ def _text_choice(
     )
 
 
-def karat_of(subject: Subject, *outputs: RequestOutput) -> schema.Karat:
-    """Karat's own field of an answer with these outputs; of its beginning, without any."""
-    receipts = [choice.receipt for output in outputs for choice in output.outputs if choice.receipt is not None]
-    if subject.signer is not None:
-        receipts = list(map(subject.signer.sign, receipts))
-    made = schema.Karat(subject.work.seed, system_fingerprint=subject.heading.fingerprint)
-    if receipts:
-        made.receipt = receipts[0] if len(receipts) == 1 else receipts
-    return made
-
-
 def beside(
     choice: CompletionOutput | StreamChunk, resumed: ParsedAnswer | None, reader: Reader
 ) -> schema.BesideChat | UnsetType:
@@ -176,19 +120,3 @@ def beside(
         return UNSET
     begun = UNSET if resumed is None else message_of(resumed, reader)
     return schema.BesideChat(choice.explanations or UNSET, begun)
-
-
-def explained(choice: CompletionOutput | StreamChunk) -> schema.Explained | UnsetType:
-    """How the tokens were drawn, if that was asked for and there are any."""
-    return schema.Explained(choice.explanations) if choice.explanations else UNSET
-
-
-def reason_of(choice: CompletionOutput | StreamChunk, *, has_calls: bool = False) -> FinishReason:
-    """The finish reason of a choice, "tool_calls" where it stopped and has calls. ApiError for an error or an abort."""
-    if choice.finish_reason == "error":
-        raise failure_of(choice)
-    if choice.finish_reason == "abort":
-        raise ApiError(503, "the server ended this request before its end; send it again", code="aborted")
-    if has_calls and choice.finish_reason == "stop":
-        return "tool_calls"
-    return cast(FinishReason, choice.finish_reason)

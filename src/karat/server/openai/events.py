@@ -8,10 +8,11 @@ from msgspec import UNSET, UnsetType
 from karat.engine.updates import RequestUpdate
 from karat.outputs import RequestOutput, StreamChunk
 from karat.server import schema
-from karat.server.openai.answers import Subject, beside, explained, karat_of, message_of, reason_of
-from karat.server.openai.logprobs import num_chars, of_prompt
+from karat.server.answers.parts import Reader
+from karat.server.answers.subject import Subject, explained, karat_of, reason_of
+from karat.server.openai.answers import beside, message_of
+from karat.server.openai.logprobs import num_chars, of_prompt, writer_of
 from karat.server.sse import DONE, encoded, event
-from karat.server.talk import Reader
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 
 
@@ -115,7 +116,7 @@ class ChatEvents(_Events):
             written += event(first)
         logprobs = None
         if params.logprobs is not None and chunk.logprobs:
-            logprobs = subject.writer.chat(chunk.token_ids, chunk.logprobs, params.logprobs)
+            logprobs = writer_of(subject).chat(chunk.token_ids, chunk.logprobs, params.logprobs)
         deltas = [_delta(part, reader) for part in parts if not isinstance(part, CallEnd)]
         karat = beside(chunk, None, reader)
         if not deltas and (logprobs is not None or karat is not UNSET or (form.token_ids and chunk.token_ids)):
@@ -199,7 +200,7 @@ class TextEvents(_Events):
         logprobs = None
         if params.logprobs is not None and chunk.logprobs and not form.no_answer:
             offset = self._offsets.get(index, 0)
-            logprobs = subject.writer.text(chunk.token_ids, chunk.logprobs, params.logprobs, offset)
+            logprobs = writer_of(subject).text(chunk.token_ids, chunk.logprobs, params.logprobs, offset)
             num_new = sum(num_chars(subject.tokenizer.token_bytes(i)) for i in chunk.token_ids)
             self._offsets[index] = offset + num_new
         text = "" if form.no_answer else chunk.text
@@ -228,7 +229,7 @@ class TextEvents(_Events):
             if form.prompt_logprobs:
                 choice.prompt_logprobs = of_prompt(chunk.prompt_logprobs)
             if form.echo and ask.params.logprobs is not None:
-                choice.logprobs = subject.writer.text(ask.token_ids, chunk.prompt_logprobs, ask.params.logprobs, 0)
+                choice.logprobs = writer_of(subject).text(ask.token_ids, chunk.prompt_logprobs, ask.params.logprobs, 0)
                 self._offsets[index] = sum(num_chars(subject.tokenizer.token_bytes(i)) for i in ask.token_ids)
         if not (form.echo or form.token_ids or form.prompt_logprobs):
             return b""

@@ -5,6 +5,7 @@ from typing import Any
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
+from karat.server.asking.structures import chosen, named
 from karat.server.bodies import judge
 from karat.server.errors import invalid
 from karat.server.fields import Field, Names, Text
@@ -27,18 +28,6 @@ def structure(values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
     return chosen("response_format", _schema(values.get("response_format", {"type": "text"})), values)
 
 
-def structure_field(values: Mapping[str, Any]) -> str:
-    """The field of a request that gives the form of the answer, if one does."""
-    if "structured_outputs" not in values:
-        for name in ("response_format", "output_format"):
-            if name in values:
-                return name
-        for name in ("text", "output_config"):
-            if "format" in values.get(name, {}):
-                return f"{name}.format"
-    return "structured_outputs"
-
-
 def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], TextConfig, tuple[str, ...]]:
     """The same for the field `text` of responses; and that field for the answer, and its fields without effect."""
     body = judge(values.get("text", {}), _TEXT, "text.")
@@ -58,23 +47,6 @@ def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutpu
         expected = "expected type text, json_object, or json_schema with name and schema"
         raise invalid("text.format", f"text.format={shown(body.values['format'])}: {expected}")
     return chosen("text.format", schema, values), config, tuple(f"text.{name}" for name in body.without_effect)
-
-
-def chosen(name: str, schema: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
-    """structured_outputs from the `schema` that the field `name` gives, or from the field of its own name.
-
-    400 if both are given, and for a wrong form.
-    """
-    wanted = values.get("structured_outputs")
-    if wanted is None and schema is None:
-        return {}
-    if wanted is not None and schema is not None:
-        raise invalid("structured_outputs", f"structured_outputs and {name}; give one of them")
-    try:
-        return {"structured_outputs": StructuredOutputs(**({"json": schema} if wanted is None else wanted))}
-    except RequestError as error:
-        field = name if wanted is None else "structured_outputs"
-        raise invalid(field, _named(error, field)) from error
 
 
 def _schema(form: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -108,9 +80,4 @@ def _described(described: Mapping[str, Any], where: str) -> dict[str, Any]:
     try:
         return closed(schema) if described.get("strict") else schema
     except RequestError as error:
-        raise invalid(field, _named(error, field)) from error
-
-
-def _named(error: RequestError, field: str) -> str:
-    """What is wrong with a form, by the field that gave it."""
-    return str(error).replace("structured_outputs", field, 1)
+        raise invalid(field, named(error, field)) from error

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from karat.outputs import Logprob, TokenLogprobs
+from karat.server.answers.subject import Subject
 from karat.server.schema import ChatLogprobs, PromptLogprobs, TextLogprobs, TokenLogprob, TopLogprob
 from karat.text import Tokenizer
 
@@ -75,3 +76,8 @@ def _plain(logprob: Logprob) -> dict[str, object]:
 
 def _finite(value: float) -> float:
     return max(value, LEAST)
+
+
+def writer_of(subject: Subject) -> LogprobWriter:
+    """The writer of an answer's log-probabilities."""
+    return LogprobWriter(subject.tokenizer, as_ids=subject.form.tokens_as_ids)

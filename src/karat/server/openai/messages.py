@@ -6,19 +6,12 @@ from typing import Any
 import msgspec
 
 from karat.request import shown
-from karat.server.errors import ApiError, invalid
+from karat.server.asking.conversation import UNUSED, Content, called, content_of, linked, text_in, unknown
+from karat.server.errors import invalid
 
-Content = str | list[dict[str, str]]  # a text, or parts of type text
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _REASONING = ("reasoning_content", "reasoning")
 _EMPTY: tuple[Any, ...] = ([], "", {})
-# Keys of messages, calls and blocks that clients keep for other servers or for themselves. No template gets them.
-UNUSED = frozenset(
-    "annotations cache_control citations created_at extra_content finish_reason id index logprobs metadata model "
-    "provider_options providerMetadata providerOptions provider_metadata provider_specific_fields "
-    "reasoning_details reasoning_opaque refusal stop_reason thinking_blocks thought_signature timestamp "
-    "token_ids usage".split()
-)
 CONTINUING = ("prefix", "partial")  # keys of a last message that an answer goes on with
 _CALL = frozenset({"id", "type", "function", "index"})
 _FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
@@ -43,34 +36,6 @@ def unused_of(messages: Sequence[Mapping[str, Any]], where: str = "messages") ->
     return tuple(found)
 
 
-def require_continuable(message: Mapping[str, Any], where: str) -> None:
-    """400 for a message that no answer can go on with."""
-    if message.get("role") != "assistant":
-        said = f"{where}.role={shown(message.get('role'))}: an answer goes on with a message of the assistant's alone"
-        raise invalid(f"{where}.role", f"{said}; leave continue_final_message out")
-    if message.get("tool_calls"):
-        text = f"{where} has calls, after which no text goes on; send their results, or take them out"
-        raise invalid(f"{where}.tool_calls", text)
-
-
-def linked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with the tool's name in each result. ApiError 400 for a result of a call that was not made before."""
-    names: dict[str, str] = {}
-    for index, message in enumerate(messages):
-        for call in message.get("tool_calls", ()):
-            names[call["id"]] = call["function"]["name"]
-        if message["role"] == "tool":
-            call_id = message["tool_call_id"]
-            if call_id not in names:
-                raise invalid(
-                    "messages",
-                    f"message {index} is the result of the call {shown(call_id)}, which no message before it makes; "
-                    "send the answer that made the call too",
-                )
-            message.setdefault("name", names[call_id])
-    return messages
-
-
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if role == "function":
@@ -87,14 +52,14 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         "content": "" if is_empty else read_content(content, f"{where}.content"),
     }
     if role == "tool":
-        plain["tool_call_id"] = _text(message, "tool_call_id", where)
+        plain["tool_call_id"] = text_in(message, "tool_call_id", where)
     for name, value in message.items():
         if name in ("role", "content") or value is None or (role == "tool" and name == "tool_call_id"):
             continue
         if name in CONTINUING and isinstance(value, bool):
             continue  # of the last message: continues_last
         if name == "name" or (name in _REASONING and role == "assistant"):
-            plain[name if name == "name" else "reasoning_content"] = _text(message, name, where)
+            plain[name if name == "name" else "reasoning_content"] = text_in(message, name, where)
         elif name == "tool_calls" and calls:
             plain["tool_calls"] = _calls(calls, f"{where}.tool_calls")
         elif name not in UNUSED and (name not in ("audio", "tool_calls") or value not in _EMPTY):
@@ -122,26 +87,9 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
         if isinstance(arguments, dict | None):
             text = msgspec.json.encode(arguments or {}).decode()
         else:
-            text = _text(function, "arguments", inner)
-        read.append(called(_text(call, "id", place), _text(function, "name", inner), text))
+            text = text_in(function, "arguments", inner)
+        read.append(called(text_in(call, "id", place), text_in(function, "name", inner), text))
     return read
-
-
-def called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call of a tool as messages for the template have it. `arguments` is JSON text."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _text(given: Mapping[str, Any], name: str, where: str) -> str:
-    value = given.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{where}.{name}", f"{where}.{name}={shown(value)}: expected a string")
-    return value
-
-
-def unknown(param: str, where: str, name: str, value: object, expected: str) -> ApiError:
-    """For a key that is not known there."""
-    return invalid(param[:200], f"{where} has {shown(name)}={shown(value)}; expected {expected}", "unknown_field")
 
 
 def read_content(content: object, where: str) -> Content:
@@ -160,15 +108,3 @@ def read_content(content: object, where: str) -> Content:
             raise invalid(f"{where}[{index}]", f"{where}[{index}]={shown(part)}: expected type text and a text")
         texts.append(text)
     return content_of(texts)
-
-
-def content_of(texts: Sequence[str]) -> Content:
-    """A content of these texts. One alone is no part: all protocols have it as another way to write the same."""
-    return [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)
-
-
-def texts_of(content: Content) -> list[str]:
-    """The texts of a content; none where it is empty."""
-    if isinstance(content, str):
-        return [content] if content else []
-    return [part["text"] for part in content]

@@ -1,25 +1,22 @@
 """From requests of OpenAI's protocol to the inner form, with all checks. Nothing here computes or waits."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from karat.request import shown
+from karat.server.asking.asked import AnswerForm, ChatRequest, TextRequest
+from karat.server.asking.conversation import require_continuable
+from karat.server.asking.karat_field import NO_WISHES, read_wishes
+from karat.server.asking.structures import structure_field
+from karat.server.asking.tools import unused_in_tools
+from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Count, Field, Flag, Text
-from karat.server.openai.formats import structure, structure_field
-from karat.server.openai.messages import CONTINUING, read_messages, require_continuable, unused_of
+from karat.server.openai.formats import structure
+from karat.server.openai.messages import CONTINUING, read_messages, unused_of
 from karat.server.openai.tools import read_tools
-from karat.server.tools import NO_TOOLS, Tools, unused_in_tools
-from karat.server.wishes import NO_WISHES, Wishes, read_wishes
 
 _SAMPLED = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in (CHAT, TEXT)}
-# What the template is called with, which its variables may not replace.
-_RESERVED = frozenset(
-    "messages tools documents add_generation_prompt now sanitize_control_tokens max_tokens self "
-    "chat_template tokenize continue_final_message".split()
-)
 
 STREAM_OPTIONS: Mapping[str, Field] = {
     field.name: field
@@ -39,82 +36,6 @@ REASONING: Mapping[str, Field] = {  # of a chat, as OpenRouter has it
         Field("exclude", (), "refused", "leave it out, and drop the reasoning", off=(False,)),
     )
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The form of an answer."""
-
-    model: str | None
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    token_ids: bool = False
-    tokens_as_ids: bool = False
-    progress: bool = False
-    timings_per_token: bool = False
-    echo: bool = False
-    prompt_logprobs: bool = False
-    no_answer: bool = False  # max_tokens 0: the echo alone
-    structure_field: str = "structured_outputs"  # that gives the form of the answer, if one does
-    prompt_field: str = "prompt"
-    length_field: str = "max_tokens"
-    stop_field: str = "stop"
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The fields that were sent, by the params of errors."""
-        return {
-            "structured_outputs": self.structure_field,
-            "prompt": self.prompt_field,
-            "max_tokens": self.length_field,
-            "stop": self.stop_field,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much a model is to reason, by the field `name`: "none", "on", or a level of the model's own.
-
-    `switches`: it also asks whether the model reasons at all.
-    """
-
-    name: str
-    level: str
-    switches: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A conversation. `given` are fields of SamplingParams, `variables` those of the template.
-
-    `unused` names keys of the messages that have no effect. `continues`: the answer goes on with the last message.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    variables: Mapping[str, Any]
-    given: Mapping[str, Any]
-    form: Form
-    priority: int
-    cache_salt: str | None
-    wishes: Wishes = NO_WISHES
-    tools: Tools = NO_TOOLS
-    efforts: tuple[Effort, ...] = ()
-    unused: tuple[str, ...] = ()
-    continues: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TextRequest:
-    """Texts or token ids to be continued."""
-
-    prompts: Sequence[str | tuple[int, ...]]
-    add_special_tokens: bool
-    given: Mapping[str, Any]
-    form: Form
-    priority: int
-    cache_salt: str | None
-    wishes: Wishes = NO_WISHES
 
 
 def read_chat(body: Body) -> ChatRequest:
@@ -183,27 +104,6 @@ def require_length(values: Mapping[str, Any], *names: str) -> None:
             raise invalid(name, f"{name}=0: expected 1 or more, or -1 for as many as there is room for")
 
 
-def switched(values: Mapping[str, Any]) -> tuple[Effort, ...]:
-    """What the field enable_thinking asks for."""
-    if "enable_thinking" not in values:
-        return ()
-    return (Effort("enable_thinking", "on" if values["enable_thinking"] else "none"),)
-
-
-def thought(thinking: Mapping[str, Any] | None) -> tuple[tuple[Effort, ...], tuple[str, ...]]:
-    """Whether the model is to reason, by Anthropic's field `thinking`, and the names of keys that have no effect."""
-    if thinking is None:
-        return (), ()
-    kind = thinking.get("type")
-    unknown = {name for name, value in thinking.items() if value is not None} - {"type", "budget_tokens", "display"}
-    if kind not in ("enabled", "adaptive", "disabled") or unknown:
-        raise invalid("thinking", f"thinking={shown(dict(thinking))}: expected type enabled, adaptive or disabled")
-    names = tuple(f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None)
-    if kind == "adaptive":
-        return (), names
-    return (Effort("thinking", "on" if kind == "enabled" else "none"),), names
-
-
 def _efforts(values: Mapping[str, Any]) -> tuple[tuple[Effort, ...], tuple[str, ...]]:
     """What a chat asks of the reasoning, the field that says most first, and the names of keys without effect."""
     efforts = [Effort("reasoning_effort", values["reasoning_effort"])] if "reasoning_effort" in values else []
@@ -232,19 +132,6 @@ def continues_last(values: Mapping[str, Any]) -> bool:
     return bool(asked)
 
 
-def read_variables(values: Mapping[str, Any], *, continues: bool = False) -> dict[str, Any]:
-    """The variables of the chat template besides the messages."""
-    variables = dict(values.get("chat_template_kwargs", {}))
-    for name in variables:
-        if name in _RESERVED or not name.isidentifier():
-            raise invalid(
-                "chat_template_kwargs",
-                f"chat_template_kwargs has {shown(name)}, which is no variable to set; take it out",
-            )
-    opens = values.get("add_generation_prompt", not continues)
-    return variables | {"add_generation_prompt": opens}
-
-
 def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:
     if isinstance(prompt, str):
         return [prompt]
@@ -265,12 +152,12 @@ def _sampling(values: Mapping[str, Any], route: str) -> dict[str, Any]:
     return given | structure(values)
 
 
-def _form(values: Mapping[str, Any]) -> Form:
+def _form(values: Mapping[str, Any]) -> AnswerForm:
     stream = values.get("stream", False)
     options = judge(values.get("stream_options", {}), STREAM_OPTIONS, "stream_options.").values
     if "stream_options" in values and not stream:
         raise invalid("stream_options", "stream_options without stream: true; leave it out, or stream")
-    return Form(
+    return AnswerForm(
         model=values.get("model"),
         stream=stream,
         include_usage=options.get("include_usage", False) or options.get("continuous_usage_stats", False),

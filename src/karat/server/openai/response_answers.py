@@ -6,7 +6,7 @@ from itertools import count
 from msgspec import UNSET
 
 from karat.outputs import RequestOutput
-from karat.server.openai.answers import Subject, karat_of, reason_of
+from karat.server.answers.subject import Subject, karat_of, reason_of
 from karat.server.openai.response_items import Items
 from karat.server.openai.response_requests import Echo
 from karat.server.openai.response_schema import (

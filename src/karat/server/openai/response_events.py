@@ -7,8 +7,8 @@ from msgspec import UNSET
 from karat.engine.updates import RequestUpdate
 from karat.explanation import Explanation
 from karat.outputs import RequestOutput
+from karat.server.answers.subject import Subject, karat_of, reason_of
 from karat.server.errors import ApiError
-from karat.server.openai.answers import Subject, karat_of, reason_of
 from karat.server.openai.response_answers import begun, ended
 from karat.server.openai.response_items import Items
 from karat.server.openai.response_requests import Echo

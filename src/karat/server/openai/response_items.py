@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from karat.server.answers.parts import Reader
 from karat.server.openai.response_schema import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
@@ -32,7 +33,6 @@ from karat.server.openai.response_schema import (
     ToolSearchCall,
 )
 from karat.server.openai.response_tools import INPUT, Meaning
-from karat.server.talk import Reader
 from karat.text.tools.arguments import read_arguments
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 from karat.text.tools.events import Event as Part

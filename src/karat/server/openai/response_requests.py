@@ -6,22 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from karat.request import shown
+from karat.server.asking.asked import AnswerForm, ChatRequest
+from karat.server.asking.conversation import UNUSED, Content, called, content_of, linked, require_continuable, unknown
+from karat.server.asking.karat_field import read_wishes
+from karat.server.asking.structures import structure_field
+from karat.server.asking.tools import unused_in_tools
+from karat.server.asking.variables import Effort, read_variables, switched
 from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
 from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of
-from karat.server.openai.formats import structure_field, text_structure
-from karat.server.openai.messages import (
-    UNUSED,
-    Content,
-    called,
-    content_of,
-    linked,
-    read_messages,
-    require_continuable,
-    unknown,
-    unused_of,
-)
-from karat.server.openai.requests import ChatRequest, Effort, Form, read_variables, require_length, switched
+from karat.server.openai.formats import text_structure
+from karat.server.openai.messages import read_messages, unused_of
+from karat.server.openai.requests import require_length
 from karat.server.openai.response_schema import (
     AllowedTools,
     CustomChoice,
@@ -32,8 +28,6 @@ from karat.server.openai.response_schema import (
 )
 from karat.server.openai.response_tools import INPUT, Meaning, Offered, echoed, flat_name
 from karat.server.openai.tools import read_response_tools
-from karat.server.tools import unused_in_tools
-from karat.server.wishes import read_wishes
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
 _SAMPLED = frozenset(field.name for field in TABLE if field.samples and RESPONSES in field.routes)
@@ -97,7 +91,7 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         messages,
         read_variables(values, continues=continues),
         sampling,
-        Form(
+        AnswerForm(
             values.get("model"),
             values.get("stream", False),
             structure_field=structure_field(values),

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
+from karat.server.asking.tools import UNUSED, Function, function_of, other_name
 from karat.server.errors import invalid
 from karat.server.openai.response_schema import CustomTool, EchoedTool, FunctionTool, NamespaceTool, ToolSearchTool
-from karat.server.tools import UNUSED, Function, function_of, other_name
 
 INPUT = "input"  # the argument of a custom tool
 

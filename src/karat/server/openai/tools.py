@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from karat.request import shown
+from karat.server.asking.tools import UNUSED, Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.server.errors import invalid
 from karat.server.openai.response_tools import Offered, flat_name
-from karat.server.tools import UNUSED, Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.text.tools.calling import Mode
 
 _MODES: Mapping[object, Mode] = {"auto": "auto", "none": "none", "required": "required"}

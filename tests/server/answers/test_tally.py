@@ -2,7 +2,7 @@
 
 from karat.engine.engine import PromptProgress, RequestUpdate
 from karat.outputs import StreamChunk
-from karat.server.tally import Tally
+from karat.server.answers.tally import Tally
 
 
 class Clock:

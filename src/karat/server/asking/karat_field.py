@@ -1,5 +1,6 @@
 """The field `karat` of a request, and its header: what is wished for beyond the protocols."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -11,8 +12,8 @@ from karat.request import MAX_CHOICES, MAX_SEED, Resume
 from karat.server.bodies import judge
 from karat.server.errors import invalid
 from karat.server.fields import Field, TokenId
-from karat.server.inner import drawn_seed
 
+MAX_DRAWN_SEED = 2**53  # every JSON reader keeps integers below it
 RECEIPT_HEADER = "karat-receipt"
 _HEADER_VALUES: Mapping[str, ReceiptWish] = {"1": True, "0": False, "digests": "digests"}
 _RECEIPT = Field(
@@ -74,3 +75,8 @@ def seeded(given: Mapping[str, Any], wishes: Wishes) -> dict[str, Any]:
     if "n" in given and wishes.resume.choice >= n:
         raise invalid("karat.resume.choice", f"karat.resume.choice={wishes.resume.choice} with n={n}: expected less")
     return {**given, "seed": seed, "n": 1}
+
+
+def drawn_seed() -> int:
+    """A seed from the system's randomness."""
+    return secrets.randbelow(MAX_DRAWN_SEED)

@@ -1,12 +1,13 @@
 """prepare: from a conversation to the prompt, and to how its answer is sampled and taken apart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from karat.engine.async_llm import AsyncLLM
-from karat.server.openai.requests import ChatRequest, Effort
-from karat.server.talk import NO_TALK, Talk
+from karat.server.answers.parts import NO_TALK, Talk
+from karat.server.asking.asked import ChatRequest
+from karat.server.asking.variables import with_efforts
 from karat.text.chat_prompt import ChatPrompt
 from karat.text.tools.dialect import Dialect
 
@@ -71,29 +72,3 @@ def _ending(prompt: str, asked: ChatRequest, dialect: Dialect) -> str:
     content = asked.messages[-1]["content"]
     texts = [content] if isinstance(content, str) else [part["text"] for part in content]
     return prompt + opening if texts and texts[-1].rfind(opening) > texts[-1].rfind(closing) else prompt
-
-
-def with_efforts(
-    variables: Mapping[str, Any], efforts: Sequence[Effort], dialect: Dialect
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The template's variables, and the names of fields that this model cannot heed. Given variables stay.
-
-    Clients send an effort to every model, so none is refused. The first of several decides about its variable.
-    """
-    made: dict[str, Any] = {}
-    unheeded = []
-    for effort in efforts:
-        wants = effort.level != "none"
-        value: object
-        if "reasoning_effort" in dialect.variables and effort.level != "on":
-            name, value = "reasoning_effort", effort.level
-        elif "enable_thinking" in dialect.variables and effort.switches:
-            name, value = "enable_thinking", wants
-        elif effort.switches and wants == (dialect.tags is not None):
-            continue  # the model does so anyway
-        else:
-            unheeded.append(effort.name)
-            continue
-        if made.setdefault(name, value) != value:
-            unheeded.append(effort.name)
-    return made | dict(variables), tuple(unheeded)

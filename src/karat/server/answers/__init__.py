@@ -1,0 +1,1 @@
+"""What an answer has, whatever its protocol."""

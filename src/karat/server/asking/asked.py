@@ -1,0 +1,109 @@
+"""What is asked for, in the form that every protocol is converted to: first as it was sent, then for the engine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from karat.engine.intake import Prompt
+from karat.engine.verifying import ReceiptWish
+from karat.request import Resume, SamplingParams
+from karat.server.asking.karat_field import NO_WISHES, Wishes
+from karat.server.asking.tools import NO_TOOLS, Tools
+from karat.server.asking.variables import Effort
+from karat.text.chat_prompt import ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """The form of an answer."""
+
+    model: str | None
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    progress: bool = False
+    timings_per_token: bool = False
+    echo: bool = False
+    prompt_logprobs: bool = False
+    no_answer: bool = False  # max_tokens 0: the echo alone
+    structure_field: str = "structured_outputs"  # that gives the form of the answer, if one does
+    prompt_field: str = "prompt"
+    length_field: str = "max_tokens"
+    stop_field: str = "stop"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The fields that were sent, by the params of errors."""
+        return {
+            "structured_outputs": self.structure_field,
+            "prompt": self.prompt_field,
+            "max_tokens": self.length_field,
+            "stop": self.stop_field,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A conversation. `given` are fields of SamplingParams, `variables` those of the template.
+
+    `unused` names keys of the messages that have no effect. `continues`: the answer goes on with the last message.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any]
+    given: Mapping[str, Any]
+    form: AnswerForm
+    priority: int
+    cache_salt: str | None
+    wishes: Wishes = NO_WISHES
+    tools: Tools = NO_TOOLS
+    efforts: tuple[Effort, ...] = ()
+    unused: tuple[str, ...] = ()
+    continues: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """Texts or token ids to be continued."""
+
+    prompts: Sequence[str | tuple[int, ...]]
+    add_special_tokens: bool
+    given: Mapping[str, Any]
+    form: AnswerForm
+    priority: int
+    cache_salt: str | None
+    wishes: Wishes = NO_WISHES
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One prompt for the engine, as token ids or a rendered conversation, with all defaults resolved."""
+
+    prompt: tuple[int, ...] | ChatPrompt
+    params: SamplingParams
+    text: str | None = None  # that the token ids are of
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.prompt.token_ids if isinstance(self.prompt, ChatPrompt) else self.prompt
+
+    @property
+    def as_given(self) -> Prompt:
+        """The prompt for the engine."""
+        if self.text is None or isinstance(self.prompt, ChatPrompt):
+            return self.prompt
+        return {"prompt_token_ids": self.prompt, "prompt": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The prompts of one HTTP request, with their common seed, priority and salt."""
+
+    asks: tuple[Ask, ...]
+    seed: int
+    priority: int = 0
+    salt: str | None = None
+    receipt: ReceiptWish = False
+    resume: Resume | None = None
