@@ -1,9 +1,9 @@
 """Answers of the routes, asked over HTTP: what is asked for is done, and equals what LLM does.
 
 Covers: karat.server.answering, karat.server.answers.subject, karat.server.answers.tally, karat.server.app,
-karat.server.asking.asked, karat.server.asking.structures, karat.server.asking.variables, karat.server.news,
-karat.server.openai.answers, karat.server.openai.events, karat.server.openai.logprobs, karat.server.responses,
-karat.server.sse.
+karat.server.asking.asked, karat.server.asking.structures, karat.server.asking.variables, karat.server.openai.answers,
+karat.server.openai.events, karat.server.openai.logprobs, karat.server.openai.protocols, karat.server.protocol,
+karat.server.protocols, karat.server.responses, karat.server.sse.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
-"""Answering: the routes that generate, from the request's body to the answer."""
+"""Answering: the routes that generate, from the request's body to the answer, whatever the protocol."""
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -14,32 +14,18 @@ from karat.engine.async_llm import AsyncLLM
 from karat.engine.updates import RequestUpdate
 from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
-from karat.server.answers.preparing import prepare
+from karat.server.answers.preparing import Prepared, prepare, prepare_texts
 from karat.server.answers.subject import Heading, Subject
-from karat.server.anthropic.answers import message
-from karat.server.anthropic.events import PING, MessageEvents, error_event
-from karat.server.anthropic.requests import read_message
-from karat.server.anthropic.schema import MessageTokens
-from karat.server.asking.asked import AnswerForm, Ask, ChatRequest, TextRequest, Work
+from karat.server.asking.asked import AnswerForm, Ask, ChatRequest, TextRequest, Work, ids_of
 from karat.server.asking.karat_field import RECEIPT_HEADER, seeded
-from karat.server.bodies import Body, read_body
 from karat.server.errors import ApiError, failure_of, of_karat
-from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, fields_of
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
-from karat.server.news import follow_all
-from karat.server.openai.answers import chat_completion, text_completion
-from karat.server.openai.events import ChatEvents, TextEvents
-from karat.server.openai.requests import read_chat, read_text
-from karat.server.openai.response_answers import response
-from karat.server.openai.response_events import ResponseEvents
-from karat.server.openai.response_requests import read_response
-from karat.server.openai.response_schema import InputTokens
+from karat.server.protocol import Counting, EventWriter, Protocol
 from karat.server.responses import Events, JsonBytes, read_with, until_left
 from karat.server.settings import Settings
 
-_Written = ChatEvents | TextEvents | MessageEvents | ResponseEvents
-_FIELDS = {route: fields_of(route) for route in (CHAT, TEXT)}
+Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Answering:
@@ -50,109 +36,65 @@ class Answering:
         self._settings = settings
         self._metrics = metrics
 
-    async def chat(self, request: Request) -> ASGIApp:
-        body, asked = await read_with(request, self._settings.limits, _read_chat)
-        llm = await self._keeper.loaded(request)
-        subject = await until_left(request, self._chat_subject(request, asked, llm, "chatcmpl"))
-        headers = _headers(body.without_effect, subject)
-        if asked.form.stream:
-            return self._events(subject, llm, ChatEvents(subject), headers)
-        (output,) = await until_left(request, self._outputs(subject, llm))
-        return _json(chat_completion(subject, output), headers)
+    def answers(self, protocol: Protocol) -> Endpoint:
+        """The route that answers by a protocol, whole or as events."""
 
-    async def text(self, request: Request) -> ASGIApp:
-        body, asked = await read_with(request, self._settings.limits, _read_text)
-        llm = await self._keeper.loaded(request)
-        subject = await until_left(request, self._text_subject(request, asked, llm))
-        headers = _headers(body.without_effect, subject)
-        if asked.form.stream:
-            return self._events(subject, llm, TextEvents(subject), headers)
-        outputs = await until_left(request, self._outputs(subject, llm))
-        return _json(text_completion(subject, outputs), headers)
+        async def endpoint(request: Request) -> ASGIApp:
+            asked = await read_with(request, self._settings.limits, protocol.read)
+            llm = await self._keeper.loaded(request)
+            subject = await until_left(request, self._subject(request, protocol.id_prefix, asked, llm))
+            headers = {"karat-seed": str(subject.work.seed), **_headers(subject.without_effect)}
+            if asked.form.stream:
+                return self._events(subject, llm, protocol.events(subject), headers)
+            outputs = await until_left(request, self._follow(subject, llm, subject.tally.see, progress=False))
+            return _json(protocol.whole(subject, *outputs), headers)
 
-    async def message(self, request: Request) -> ASGIApp:
-        """Anthropic's: one answer to a conversation."""
-        asked = await read_with(request, self._settings.limits, lambda content: read_message(content, MESSAGES))
-        llm = await self._keeper.loaded(request)
-        subject = await until_left(request, self._chat_subject(request, asked.chat, llm, "msg"))
-        headers = _headers(asked.without_effect, subject)
-        if asked.chat.form.stream:
-            return self._events(subject, llm, MessageEvents(subject), headers, ping=PING, error_event=error_event)
-        (output,) = await until_left(request, self._outputs(subject, llm))
-        return _json(message(subject, output), headers)
+        return endpoint
 
-    async def count(self, request: Request) -> ASGIApp:
-        """Anthropic's: the number of tokens of the prompt that `message` would make."""
-        asked = await read_with(request, self._settings.limits, lambda content: read_message(content, COUNT))
-        llm = await self._keeper.loaded(request)
-        self.model_name(asked.chat.form.model)
-        with _naming(asked.chat.form):
-            made = await until_left(request, prepare(asked.chat, llm))
-        names = (*asked.without_effect, *made.without_effect)
-        return _json(MessageTokens(len(made.prompt.token_ids)), _headers(names))
+    def counts(self, counting: Counting) -> Endpoint:
+        """The route that counts the tokens of a prompt, which nobody answers."""
 
-    async def response(self, request: Request) -> ASGIApp:
-        """OpenAI's newer form of `chat`, of which nothing is kept."""
-        asked = await read_with(request, self._settings.limits, lambda content: read_response(content, RESPONSES))
-        llm = await self._keeper.loaded(request)
-        subject = await until_left(request, self._chat_subject(request, asked.chat, llm, "resp"))
-        headers = _headers(asked.without_effect, subject)
-        if asked.chat.form.stream:
-            events = ResponseEvents(subject, asked.echo)
-            return self._events(subject, llm, events, headers, error_event=events.error_event)
-        (output,) = await until_left(request, self._outputs(subject, llm))
-        return _json(response(subject, asked.echo, output), headers)
+        async def endpoint(request: Request) -> ASGIApp:
+            asked = await read_with(request, self._settings.limits, counting.read)
+            llm = await self._keeper.loaded(request)
+            self._model_name(asked.form.model)
+            with _naming(asked.form):
+                made = await until_left(request, prepare(asked, llm))
+            ((prompt, _),) = made.prompts
+            return _json(counting.answer(len(ids_of(prompt))), _headers(made.without_effect))
 
-    async def input_tokens(self, request: Request) -> ASGIApp:
-        """The number of tokens of the prompt that `response` would make."""
-        asked = await read_with(request, self._settings.limits, lambda content: read_response(content, INPUT_TOKENS))
-        llm = await self._keeper.loaded(request)
-        self.model_name(asked.chat.form.model)
-        with _naming(asked.chat.form):
-            made = await until_left(request, prepare(asked.chat, llm))
-        names = (*asked.without_effect, *made.without_effect)
-        return _json(InputTokens(len(made.prompt.token_ids)), _headers(names))
+        return endpoint
 
-    async def _chat_subject(self, request: Request, asked: ChatRequest, llm: AsyncLLM, prefix: str) -> Subject:
-        model = self.model_name(asked.form.model)
+    async def _subject(
+        self, request: Request, id_prefix: str, asked: ChatRequest | TextRequest, llm: AsyncLLM
+    ) -> Subject:
+        model = self._model_name(asked.form.model)
         with _naming(asked.form):
-            made = await prepare(asked, llm)
-            work = self._work(request, asked, made.given, llm, [made.prompt])
+            made = await (prepare(asked, llm) if isinstance(asked, ChatRequest) else prepare_texts(asked, llm))
+            work = self._work(request, asked, made, llm)
             await _until_ready(work, llm, asked)
-        told = {"talk": made.talk, "without_effect": made.without_effect}
-        return self._subject(prefix, model, asked, work, llm, **told)
+        is_own = asked.given.get("structured_outputs") == work.asks[0].params.structured_outputs
+        return Subject(
+            Heading(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, llm.system_fingerprint),
+            asked.form,
+            work,
+            llm.tokenizer,
+            self._metrics.tally([len(ask.token_ids) for ask in work.asks]),
+            made.prompt_texts,
+            self._settings.signer,
+            made.talk,
+            made.without_effect,
+            asked.form.structure_field if is_own else "tools",
+            asked.echo,
+        )
 
-    async def _text_subject(self, request: Request, asked: TextRequest, llm: AsyncLLM) -> Subject:
-        """The prompts of a completion. Control tokens that a text spells become those tokens."""
-        model, prompts, echoed = self.model_name(asked.form.model), [], []
-        texts = [prompt if isinstance(prompt, str) else None for prompt in asked.prompts]
-        with _naming(asked.form):
-            for prompt in asked.prompts:
-                if isinstance(prompt, str):
-                    prompts.append(tuple(await llm.tokenize(prompt, add_special_tokens=asked.add_special_tokens)))
-                else:
-                    prompts.append(prompt)
-                if asked.form.echo:
-                    echoed.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
-            work = self._work(request, asked, asked.given, llm, prompts, texts)
-            await _until_ready(work, llm, asked)
-        return self._subject("cmpl", model, asked, work, llm, echoed=echoed)
-
-    def _work(
-        self,
-        request: Request,
-        asked: ChatRequest | TextRequest,
-        given: Mapping[str, Any],
-        llm: AsyncLLM,
-        prompts: list[Any],
-        texts: Sequence[str | None] = (None,),
-    ) -> Work:
+    def _work(self, request: Request, asked: ChatRequest | TextRequest, made: Prepared, llm: AsyncLLM) -> Work:
         usual = self._settings.default_max_tokens
         wishes = asked.wishes.with_header(request.headers.get(RECEIPT_HEADER))
-        given = seeded(given, wishes)
+        given = seeded(made.given, wishes)
         asks = []
-        for prompt, text in zip(prompts, texts, strict=True):
-            num_tokens = len(prompt) if isinstance(prompt, tuple) else len(prompt.token_ids)
+        for prompt, text in made.prompts:
+            num_tokens = len(ids_of(prompt))
             params = llm.admission.params_after(num_tokens, llm.default_params, given, usual=usual)
             end_ids = llm.end_token_ids if isinstance(prompt, tuple) else llm.chat_end_token_ids
             llm.admission.check_lengths(params, num_tokens, end_ids)  # refused before a stream begins
@@ -160,26 +102,6 @@ class Answering:
         tenant = request.scope.get("karat.tenant")
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
         return Work(tuple(asks), given["seed"], asked.priority, salt, wishes.receipt, wishes.resume)
-
-    def _subject(
-        self, prefix: str, model: str, asked: ChatRequest | TextRequest, work: Work, llm: AsyncLLM, **facts: Any
-    ) -> Subject:
-        heading = Heading(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, llm.system_fingerprint)
-        tally = self._metrics.tally([len(ask.token_ids) for ask in work.asks])
-        is_own = asked.given.get("structured_outputs") == work.asks[0].params.structured_outputs
-        return Subject(
-            heading,
-            asked.form,
-            work,
-            llm.tokenizer,
-            tally,
-            signer=self._settings.signer,
-            structure_field=asked.form.structure_field if is_own else "tools",
-            **facts,
-        )
-
-    async def _outputs(self, subject: Subject, llm: AsyncLLM) -> list[RequestOutput]:
-        return await self._follow(subject, llm, subject.tally.see, progress=False)
 
     async def _follow(
         self, subject: Subject, llm: AsyncLLM, see: Callable[[int, RequestUpdate], None], *, progress: bool
@@ -193,7 +115,7 @@ class Answering:
 
         try:
             with _naming(subject.form):
-                outputs = await follow_all(llm, subject.work, subject.heading.id, seen, progress=progress)
+                outputs = await _follow_all(llm, subject.work, subject.heading.id, seen, progress=progress)
             how = "ok"
             return outputs
         except Exception:
@@ -202,9 +124,7 @@ class Answering:
         finally:
             self._metrics.ended(subject.tally, how)
 
-    def _events(
-        self, subject: Subject, llm: AsyncLLM, events: _Written, headers: Mapping[str, str], **manner: Any
-    ) -> Events:
+    def _events(self, subject: Subject, llm: AsyncLLM, events: EventWriter, headers: Mapping[str, str]) -> Events:
         async def make(write: Callable[[bytes], None]) -> bytes:
             def see(number: int, update: RequestUpdate) -> None:
                 subject.tally.see(number, update)
@@ -214,10 +134,16 @@ class Answering:
             await self._follow(subject, llm, see, progress=subject.form.progress)
             return events.end()
 
-        limits = self._settings.limits
-        return Events(make, headers, ping_s=self._settings.ping_s, write_s=limits.write_s, **manner)
+        return Events(
+            make,
+            headers,
+            ping_s=self._settings.ping_s,
+            write_s=self._settings.limits.write_s,
+            ping=events.ping,
+            error_event=events.error_event,
+        )
 
-    def model_name(self, asked: str | None) -> str:
+    def _model_name(self, asked: str | None) -> str:
         """The model's name for the answer. 404 for a model that is not served."""
         names = self._settings.model_names
         if asked is None:
@@ -228,22 +154,8 @@ class Answering:
         return asked
 
 
-def _read_chat(content: bytes) -> tuple[Body, ChatRequest]:
-    body = read_body(content, _FIELDS[CHAT])
-    return body, read_chat(body)
-
-
-def _read_text(content: bytes) -> tuple[Body, TextRequest]:
-    body = read_body(content, _FIELDS[TEXT])
-    return body, read_text(body)
-
-
-def _headers(without_effect: Sequence[str], subject: Subject | None = None) -> dict[str, str]:
-    headers = {} if subject is None else {"karat-seed": str(subject.work.seed)}
-    names = (*without_effect, *(subject.without_effect if subject is not None else ()))
-    if names:
-        headers["karat-without-effect"] = ", ".join(names)
-    return headers
+def _headers(without_effect: Sequence[str]) -> dict[str, str]:
+    return {"karat-without-effect": ", ".join(without_effect)} if without_effect else {}
 
 
 def _json(answer: msgspec.Struct, headers: Mapping[str, str]) -> JsonBytes:
@@ -282,3 +194,39 @@ async def _until_ready(work: Work, llm: AsyncLLM, asked: ChatRequest | TextReque
                 await llm.compile_form(each, end_ids)
             except RequestError as error:
                 raise of_karat(error, {"structured_outputs": name}) from error
+
+
+async def _follow_all(
+    llm: AsyncLLM, work: Work, request_id: str, see: Callable[[int, RequestUpdate], None], *, progress: bool
+) -> list[RequestOutput]:
+    """The outputs of all prompts. `see` gets each prompt's number and update, as in `AsyncLLM.follow`.
+
+    The first error, or a cancellation, ends all.
+    """
+    most_answers = max(ask.params.n for ask in work.asks)
+    places = asyncio.Semaphore(max(1, llm.max_num_seqs // most_answers))  # so that one request does not fill the queue
+
+    async def one(number: int) -> RequestOutput:
+        ask = work.asks[number]
+        async with places:
+            return await llm.follow(
+                ask.as_given,
+                ask.params,
+                lambda update: see(number, update),
+                request_id=f"{request_id}-{number}",
+                priority=work.priority,
+                salt=work.salt,
+                prompt_progress=progress,
+                receipt=work.receipt,
+                resume=work.resume,
+            )
+
+    if len(work.asks) == 1:
+        return [await one(0)]
+    tasks = [asyncio.create_task(one(number)) for number in range(len(work.asks))]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

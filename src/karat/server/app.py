@@ -17,20 +17,7 @@ from karat.server.answering import Answering
 from karat.server.asking.variables import read_variables
 from karat.server.bodies import read_body
 from karat.server.errors import ApiError
-from karat.server.fields import (
-    CHAT,
-    COMPARE,
-    COUNT,
-    DETOKENIZE,
-    INPUT_TOKENS,
-    MESSAGES,
-    RENDER,
-    RESPONSES,
-    TEXT,
-    TOKENIZE,
-    VERIFY,
-    fields_of,
-)
+from karat.server.fields import COMPARE, DETOKENIZE, RENDER, TOKENIZE, VERIFY, fields_of
 from karat.server.gate import Gate
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
@@ -39,6 +26,7 @@ from karat.server.openai.requests import continues_last
 from karat.server.openai.tools import read_tools
 from karat.server.openapi import document
 from karat.server.page.files import DOCS, PREFIX, ROOT, Page
+from karat.server.protocols import COUNTINGS, PROTOCOLS
 from karat.server.receipts import Receipts
 from karat.server.responses import JsonBytes, read_with, until_left
 from karat.server.settings import Settings
@@ -52,12 +40,8 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
     answering, tools = Answering(keeper, settings, metrics), _Tools(keeper, settings)
     facts, page, receipts = _Facts(keeper, settings, state, metrics), Page(), Receipts(keeper, settings)
     routes = [
-        Route(CHAT, answering.chat, methods=["POST"]),
-        Route(TEXT, answering.text, methods=["POST"]),
-        Route(MESSAGES, answering.message, methods=["POST"]),
-        Route(COUNT, answering.count, methods=["POST"]),
-        Route(RESPONSES, answering.response, methods=["POST"]),
-        Route(INPUT_TOKENS, answering.input_tokens, methods=["POST"]),
+        *(Route(protocol.route, answering.answers(protocol), methods=["POST"]) for protocol in PROTOCOLS),
+        *(Route(each.route, answering.counts(each), methods=["POST"]) for each in COUNTINGS),
         Route("/v1/models", facts.models),
         Route("/v1/models/{name:path}", facts.model),
         Route(TOKENIZE, tools.tokenize, methods=["POST"]),

@@ -15,16 +15,14 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from karat.server.anthropic.errors import error_of
 from karat.server.errors import ApiError, of_any
-from karat.server.fields import MESSAGES
 from karat.server.origins import Origins, answer_preflight
 from karat.server.page import files
 from karat.server.paths import usual_path
+from karat.server.protocols import errors_at
 from karat.server.request_log import checked_id, new_id, request_id, serving
 from karat.server.responses import GoneError, JsonBytes
 from karat.server.settings import Settings, digest
@@ -68,7 +66,7 @@ class Gate:
     ) -> None:
         """Answers, with the request's id in the header, and logs. `unfit` is the error of the id that came."""
         begun, status = perf_counter(), 0
-        names = (b"x-request-id", b"request-id") if _is_anthropic(scope) else (b"x-request-id",)
+        names = errors_at(scope["path"]).id_headers
         tags = [(name, facts["request_id"].encode()) for name in names] + self._origins.told(scope["headers"])
 
         async def noting(message: Message) -> None:
@@ -205,10 +203,4 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send, *
     headers = dict(error.headers)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    body = msgspec.json.encode(error_of(error, request_id())) if _is_anthropic(scope) else error.body_for(request_id())
-    await JsonBytes(body, error.status, headers)(scope, receive, send)
-
-
-def _is_anthropic(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+    await JsonBytes(errors_at(scope["path"]).body(error, request_id()), error.status, headers)(scope, receive, send)

@@ -7,47 +7,24 @@ import msgspec
 
 from karat import __version__
 from karat.server import schema
-from karat.server.anthropic import schema as anthropic
-from karat.server.fields import (
-    ANTHROPIC,
-    CHAT,
-    COMPARE,
-    COUNT,
-    INPUT_TOKENS,
-    MESSAGES,
-    RESPONSES,
-    TEXT,
-    VERIFY,
-    Field,
-    fields_of,
-)
-from karat.server.openai import response_schema
+from karat.server.fields import COMPARE, DETOKENIZE, RENDER, TOKENIZE, VERIFY, Field, fields_of
+from karat.server.protocols import PROTOCOLS, errors_at
 
 _REF = "#/components/schemas/{name}"
 ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
-    CHAT: ("post", schema.ChatCompletion),
-    TEXT: ("post", schema.TextCompletion),
-    MESSAGES: ("post", anthropic.AnthropicMessage),
-    COUNT: ("post", anthropic.MessageTokens),
-    RESPONSES: ("post", response_schema.Response),
-    INPUT_TOKENS: ("post", response_schema.InputTokens),
+    **{route: ("post", answer) for protocol in PROTOCOLS for route, answer in protocol.answers},
     VERIFY: ("post", schema.Verified),
     COMPARE: ("post", schema.Compared),
     "/v1/models": ("get", schema.Models),
     "/v1/models/{model}": ("get", schema.Model),
-    "/tokenize": ("post", schema.Tokenized),
-    "/detokenize": ("post", schema.Detokenized),
-    "/render": ("post", schema.Rendered),
+    TOKENIZE: ("post", schema.Tokenized),
+    DETOKENIZE: ("post", schema.Detokenized),
+    RENDER: ("post", schema.Rendered),
     "/health": ("get", schema.Health),
     "/ready": ("get", schema.Health),
     "/version": ("get", schema.Version),
 }
-_EVENTS: Mapping[str, tuple[type, ...]] = {
-    CHAT: (schema.ChatChunk,),
-    TEXT: (schema.TextCompletion,),
-    MESSAGES: anthropic.EVENTS,
-    RESPONSES: response_schema.EVENTS,
-}
+_EVENTS: Mapping[str, tuple[type, ...]] = {protocol.route: protocol.event_types for protocol in PROTOCOLS}
 _ERRORS = {
     "400": "A request that cannot be served as asked",
     "401": "No key, or a wrong one",
@@ -64,7 +41,11 @@ _ERRORS = {
 def document() -> dict[str, Any]:
     """The document as JSON values."""
     events = [event for kinds in _EVENTS.values() for event in kinds]
-    structs = [*(answer for _, answer in ANSWERS.values()), *events, schema.ErrorBody, anthropic.AnthropicError]
+    structs = [
+        *(answer for _, answer in ANSWERS.values()),
+        *events,
+        *{protocol.errors.struct: None for protocol in PROTOCOLS},
+    ]
     _, components = msgspec.json.schema_components(structs, ref_template=_REF)
     paths: dict[str, Any] = {}
     for route, (method, answer) in ANSWERS.items():
@@ -123,6 +104,6 @@ def _ref(struct: type) -> dict[str, str]:
 
 
 def _errors(route: str) -> dict[str, Any]:
-    body = anthropic.AnthropicError if route in ANTHROPIC else schema.ErrorBody
+    body = errors_at(route).struct
     content = {"application/json": {"schema": _ref(body)}}
     return {status: {"description": text, "content": content} for status, text in _ERRORS.items()}

@@ -1,25 +1,24 @@
 """The prompt of a request whose receipt has only digests, in each way in which it may have been sent."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from karat.server.anthropic.requests import read_message
-from karat.server.asking.asked import ChatRequest
+from karat.server.anthropic.protocol import MESSAGE
+from karat.server.asking.asked import ChatRequest, TextRequest
 from karat.server.asking.variables import with_efforts
-from karat.server.bodies import read_body
 from karat.server.errors import ApiError, invalid
-from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT, fields_of
-from karat.server.openai.requests import read_chat, read_text
-from karat.server.openai.response_requests import read_response
+from karat.server.openai.protocols import CHATS, RESPONSE, TEXTS
+from karat.server.protocol import Protocol
 from karat.text.tools.dialect import Dialect
 
 
 def texts_of(asked: Mapping[str, Any]) -> Iterator[tuple[str | tuple[int, ...], bool]]:
     """The prompts of a request to /v1/completions, and whether the tokenizer adds BOS and the like. 400 if wrong."""
     if "prompt" in asked and "messages" not in asked:
-        request = read_text(read_body(msgspec.json.encode(asked), fields_of(TEXT)))
+        request = TEXTS.read(msgspec.json.encode(asked))
+        assert isinstance(request, TextRequest)
         for prompt in request.prompts:
             yield prompt, request.add_special_tokens
 
@@ -32,21 +31,21 @@ def chats_of(
     400 for a request that is wrong by all protocols, and for one without a prompt.
     """
     content = msgspec.json.encode(asked)
-    readers: list[Callable[[], ChatRequest]] = []
+    protocols: tuple[Protocol, ...] = ()
     if "input" in asked:
-        readers.append(lambda: read_response(content, RESPONSES).chat)
+        protocols = (RESPONSE,)
     elif "messages" in asked:
-        readers.append(lambda: read_chat(read_body(content, fields_of(CHAT))))
-        readers.append(lambda: read_message(content, MESSAGES).chat)
+        protocols = (CHATS, MESSAGE)
     elif "prompt" not in asked:
         raise invalid("request", "the request has no prompt, messages or input; give it as it was sent")
     faults: list[ApiError] = []
-    for read in readers:
+    for protocol in protocols:
         try:
-            chat = read()
+            chat = protocol.read(content)
         except ApiError as fault:
             faults.append(fault)
             continue
+        assert isinstance(chat, ChatRequest)
         variables, _ = with_efforts(chat.variables, chat.efforts, dialect)
         generation = variables.pop("add_generation_prompt")
         for sanitize in (True, False):
@@ -60,5 +59,5 @@ def chats_of(
                     "sanitize_control_tokens": sanitize,
                 },
             )
-    if readers and len(faults) == len(readers):
+    if protocols and len(faults) == len(protocols):
         raise faults[0]

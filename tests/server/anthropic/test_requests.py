@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from karat.server.anthropic.requests import MessageRequest, read_message
+from karat.server.anthropic.requests import read_message
+from karat.server.asking.asked import ChatRequest
 from karat.server.asking.variables import Effort
 from karat.server.errors import ApiError
 from karat.server.fields import COUNT, MESSAGES
@@ -13,7 +14,7 @@ from karat.server.fields import COUNT, MESSAGES
 USER = {"role": "user", "content": "PLACEHOLDER"}
 
 
-def read(**given: Any) -> MessageRequest:
+def read(**given: Any) -> ChatRequest:
     return read_message(json.dumps({"messages": [USER], "max_tokens": 5, **given}).encode(), MESSAGES)
 
 
@@ -31,11 +32,11 @@ def test_claude_codes_line_of_accounting_is_left_out_and_named(parts: int) -> No
     line, told = "x-anthropic-billing-header: cc_version=2.1.197; cch=36ee5;", "be kind"
     system: Any = f"{line}\n{told}" if parts == 1 else [{"type": "text", "text": text} for text in (line, told)]
     asked = read(system=system)
-    assert asked.chat.messages[0] == {"role": "system", "content": told}
-    assert asked.without_effect == ("system.x-anthropic-billing-header",)
-    assert read(system=line).chat.messages == [USER]
+    assert asked.messages[0] == {"role": "system", "content": told}
+    assert asked.unused == ("system.x-anthropic-billing-header",)
+    assert read(system=line).messages == [USER]
     later = read(system=f"{told}\n{line}")
-    assert later.chat.messages[0]["content"] == f"{told}\n{line}" and later.without_effect == ()
+    assert later.messages[0]["content"] == f"{told}\n{line}" and later.unused == ()
 
 
 def test_the_conversation_becomes_that_of_templates() -> None:
@@ -51,20 +52,20 @@ def test_the_conversation_becomes_that_of_templates() -> None:
             {"role": "user", "content": [{"type": "text", "text": "f"}, {"type": "text", "text": "g"}]},
         ],
     )
-    assert asked.chat.messages == [
+    assert asked.messages == [
         {"role": "system", "content": [{"type": "text", "text": "be"}, {"type": "text", "text": "kind"}]},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "c"},
         # blocks are parts, which the template reads or gets joined; a line break parts messages
         {"role": "user", "content": [{"type": "text", "text": text} for text in ("d", "e\nf", "g")]},
     ]
-    assert asked.without_effect == ("cache_control",)
+    assert asked.unused == ("cache_control",)
 
 
 def test_what_is_sampled() -> None:
     asked = read(stop_sequences=["x"], temperature=0.5, top_k=3, seed=7, stream=True)
-    assert asked.chat.given == {"max_tokens": 5, "stop": ["x"], "temperature": 0.5, "top_k": 3, "seed": 7}
-    assert asked.chat.form.stream and asked.without_effect == ()
+    assert asked.given == {"max_tokens": 5, "stop": ["x"], "temperature": 0.5, "top_k": 3, "seed": 7}
+    assert asked.form.stream and asked.unused == ()
 
 
 @pytest.mark.parametrize(
@@ -138,9 +139,9 @@ def test_fields_that_change_nothing_are_named() -> None:
         "output_config": {"effort": "high"},
     }
     asked = read(**given)
-    assert asked.without_effect == tuple(name for name in given if name != "output_config")
-    assert asked.chat.efforts == (Effort("output_config.effort", "high", switches=False),)
-    assert read(thinking={"type": "adaptive", "display": "omitted"}).without_effect == ("thinking.display",)
+    assert asked.unused == tuple(name for name in given if name != "output_config")
+    assert asked.efforts == (Effort("output_config.effort", "high", switches=False),)
+    assert read(thinking={"type": "adaptive", "display": "omitted"}).unused == ("thinking.display",)
 
 
 TOOLS = [
@@ -151,7 +152,7 @@ OTHERS = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "a\r\n
 
 
 def test_tools() -> None:
-    tools = read(tools=TOOLS).chat.tools
+    tools = read(tools=TOOLS).tools
     assert [function.name for function in tools.functions] == ["read_file", "clock"]
     assert not tools.calling.single and not tools.calling.must_call and tools.functions[0].strict
     rendered = tools.rendered()
@@ -159,21 +160,21 @@ def test_tools() -> None:
         "type": "function",
         "function": {"name": "read_file", "description": "a", "parameters": {"type": "object"}},
     }
-    assert read(tools=TOOLS).without_effect == ("tools.eager_input_streaming", "cache_control")
-    assert read(tools=TOOLS, tool_choice={"type": "any"}).chat.tools.calling.must_call
-    single = read(tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).chat.tools
+    assert read(tools=TOOLS).unused == ("tools.eager_input_streaming", "cache_control")
+    assert read(tools=TOOLS, tool_choice={"type": "any"}).tools.calling.must_call
+    single = read(tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).tools
     assert not single.calling.must_call and single.calling.single
-    named = read(tools=TOOLS, tool_choice={"type": "tool", "name": "clock"}).chat.tools
+    named = read(tools=TOOLS, tool_choice={"type": "tool", "name": "clock"}).tools
     assert [function.name for function in named.functions] == ["clock"] and named.calling.must_call
-    assert read().chat.tools.rendered() is None
+    assert read().tools.rendered() is None
 
 
 def test_every_tool_that_is_dropped_is_named() -> None:
     named = ("tools.web_search", "tools[3]")
-    assert read(tools=[*TOOLS, *OTHERS]).chat.tools.dropped == named
-    none = read(tools=[*TOOLS, *OTHERS], tool_choice={"type": "none"}).chat.tools
+    assert read(tools=[*TOOLS, *OTHERS]).tools.dropped == named
+    none = read(tools=[*TOOLS, *OTHERS], tool_choice={"type": "none"}).tools
     assert none.dropped == ("tools.read_file", "tools.clock", *named) and not none.functions
-    many = read(tools=[{"type": "web_search"}] * 70).chat.tools.dropped
+    many = read(tools=[{"type": "web_search"}] * 70).tools.dropped
     assert many[63:] == ("tools.web_search", "tools[6 more]")
     for choice in ({"type": "any"}, {"type": "tool", "name": "clock"}):
         assert "no function" in refused(tools=[*TOOLS, *OTHERS], tool_choice=choice).message
@@ -203,7 +204,7 @@ def test_calls_results_and_reasoning_go_back() -> None:
             },
         ]
     )
-    user, answer, first, second, last = asked.chat.messages
+    user, answer, first, second, last = asked.messages
     assert user == USER and last == {"role": "user", "content": "Go on."}
     assert answer["content"] == "Let me see." and answer["reasoning_content"] == "Hm."
     assert [call["function"] for call in answer["tool_calls"]] == [
@@ -227,13 +228,13 @@ def test_calls_results_and_reasoning_go_back() -> None:
 )
 def test_thinking(thinking: dict[str, Any], level: str | None, names: tuple[str, ...]) -> None:
     asked = read(thinking=thinking)
-    assert [effort.level for effort in asked.chat.efforts] == ([] if level is None else [level])
-    assert asked.without_effect == names
+    assert [effort.level for effort in asked.efforts] == ([] if level is None else [level])
+    assert asked.unused == names
 
 
 def test_a_count_needs_no_length() -> None:
     asked = read_message(json.dumps({"messages": [USER], "system": "a"}).encode(), COUNT)
-    assert [message["role"] for message in asked.chat.messages] == ["system", "user"]
+    assert [message["role"] for message in asked.messages] == ["system", "user"]
     with pytest.raises(ApiError, match="max_tokens"):
         read_message(json.dumps({"messages": [USER], "max_tokens": 1}).encode(), COUNT)
     with pytest.raises(ApiError, match="max_tokens is missing"):

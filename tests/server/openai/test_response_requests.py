@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from karat.server.asking.asked import ChatRequest
 from karat.server.asking.variables import Effort
 from karat.server.errors import ApiError
 from karat.server.fields import INPUT_TOKENS, RESPONSES
-from karat.server.openai.response_requests import ResponseRequest, read_response
+from karat.server.openai.response_requests import read_response
 from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool
 
 
-def read(route: str = RESPONSES, **given: Any) -> ResponseRequest:
+def read(route: str = RESPONSES, **given: Any) -> ChatRequest:
     return read_response(json.dumps({"input": "PLACEHOLDER", **given}).encode(), route)
 
 
@@ -25,7 +26,7 @@ def refused(**given: Any) -> ApiError:
 
 
 def test_the_conversation_becomes_that_of_templates() -> None:
-    assert read().chat.messages == [{"role": "user", "content": "PLACEHOLDER"}]
+    assert read().messages == [{"role": "user", "content": "PLACEHOLDER"}]
     asked = read(
         instructions="be kind",
         input=[
@@ -43,7 +44,7 @@ def test_the_conversation_becomes_that_of_templates() -> None:
             {"role": "user", "content": [{"type": "input_text", "text": "d"}, {"type": "input_text", "text": "e"}]},
         ],
     )
-    assert asked.chat.messages == [
+    assert asked.messages == [
         {"role": "system", "content": "be kind"},
         {"role": "system", "content": "a"},
         {"role": "user", "content": "b"},
@@ -54,7 +55,7 @@ def test_the_conversation_becomes_that_of_templates() -> None:
 
 def test_what_is_sampled_and_given_back() -> None:
     asked = read(max_output_tokens=5, seed=7, stop="x", temperature=0.5, metadata={"a": "b"}, instructions="c")
-    assert asked.chat.given == {"max_tokens": 5, "seed": 7, "stop": "x", "temperature": 0.5}
+    assert asked.given == {"max_tokens": 5, "seed": 7, "stop": "x", "temperature": 0.5}
     assert asked.echo.metadata == {"a": "b"} and asked.echo.max_output_tokens == 5 and asked.echo.instructions == "c"
 
 
@@ -120,25 +121,23 @@ def test_what_changes_nothing_is_named_and_so_is_every_tool() -> None:
         "prompt_cache_key": "PLACEHOLDER",
         "stream_options": {"include_obfuscation": False},
     }
-    assert read(**given).without_effect == tuple(given)
+    assert read(**given).unused == tuple(given)
     tools = [{"type": "function", "name": "shell"}, {"type": "web_search"}, {"type": "a b"}]
     names = ("tools.web_search", "tools[2]")
     for route in (RESPONSES, INPUT_TOKENS):
-        assert read(route, tools=tools).chat.tools.dropped == names
-        assert read(route, tools=tools, tool_choice="none").chat.tools.dropped == ("tools.shell", *names)
+        assert read(route, tools=tools).tools.dropped == names
+        assert read(route, tools=tools, tool_choice="none").tools.dropped == ("tools.shell", *names)
 
 
 def test_tools_and_what_the_answer_says_of_them() -> None:
     tools = [{"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": True}]
     asked = read(tools=tools, tool_choice={"type": "function", "name": "shell"}, parallel_tool_calls=False)
-    assert (
-        asked.chat.tools.calling.must_call and asked.chat.tools.calling.single and asked.chat.tools.functions[0].strict
-    )
+    assert asked.tools.calling.must_call and asked.tools.calling.single and asked.tools.functions[0].strict
     assert asked.echo.tool_choice == FunctionChoice("shell") and not asked.echo.parallel_tool_calls
     assert asked.echo.tools == (FunctionTool("shell", {"type": "object"}, True),)
     some: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "shell"}]}
     allowed = read(tools=tools, tool_choice=some)
-    assert allowed.chat.tools.calling.must_call and allowed.echo.tool_choice == AllowedTools("required", some["tools"])
+    assert allowed.tools.calling.must_call and allowed.echo.tool_choice == AllowedTools("required", some["tools"])
     assert read().echo.tools == () and read(tools=tools).echo.tool_choice == "auto"
     assert refused(tools=[{"type": "function", "function": {"name": "a"}}]).param == "tools[0].function"
 
@@ -155,7 +154,7 @@ def test_calls_results_and_reasoning_go_back() -> None:
     user = {"role": "user", "content": "PLACEHOLDER"}
     first, said, one, two, again, last = read(
         input=[user, thought, answer, call(1), call(2), result, other, call(3), user]
-    ).chat.messages
+    ).messages
     assert (first, last) == (user, user)
     assert said["reasoning_content"] == "Hm." and said["content"] == "Let me see."
     assert [made["id"] for made in said["tool_calls"]] == ["call_1", "call_2"]
@@ -165,7 +164,7 @@ def test_calls_results_and_reasoning_go_back() -> None:
 
 def test_reasoning_effort() -> None:
     asked = read(reasoning={"effort": "high", "summary": "auto"})
-    assert asked.chat.efforts == (Effort("reasoning.effort", "high"),)
-    assert asked.without_effect == ("reasoning.summary",) and read(reasoning={}).chat.efforts == ()
+    assert asked.efforts == (Effort("reasoning.effort", "high"),)
+    assert asked.unused == ("reasoning.summary",) and read(reasoning={}).efforts == ()
     assert refused(reasoning={"mood": "good"}).param == "reasoning.mood"
-    assert read(text={"verbosity": "medium", "format": {"type": "text"}}).without_effect == ("text.verbosity",)
+    assert read(text={"verbosity": "medium", "format": {"type": "text"}}).unused == ("text.verbosity",)

@@ -46,7 +46,7 @@ def refused(**given: Any) -> ApiError:
 
 def test_the_model_is_shown_functions_alone() -> None:
     asked = read(tools=TOOLS)
-    rendered = asked.chat.tools.rendered()
+    rendered = asked.tools.rendered()
     assert [each["function"]["name"] for each in rendered] == [
         "list",
         "mcp__files__list",
@@ -56,12 +56,12 @@ def test_the_model_is_shown_functions_alone() -> None:
     ]
     told = rendered[2]["function"]["parameters"]
     assert told["required"] == ["input"] and "[+-][a-z]{1,9}" in told["properties"]["input"]["description"]
-    assert asked.chat.tools.dropped == () and len(asked.echo.tools) == 5
+    assert asked.tools.dropped == () and len(asked.echo.tools) == 5
     one = read(tools=TOOLS, tool_choice={"type": "function", "name": "list", "namespace": "mcp__files"})
-    assert [each.name for each in one.chat.tools.calling.offers] == ["mcp__files__list"]
+    assert [each.name for each in one.tools.calling.offers] == ["mcp__files__list"]
     custom = read(tools=TOOLS, tool_choice={"type": "custom", "name": "apply_patch"})
-    assert custom.chat.tools.calling.must_call and custom.echo.tool_choice.name == "apply_patch"
-    kept = read(tools=[SPACE, {"type": "web_search"}]).chat.tools
+    assert custom.tools.calling.must_call and custom.echo.tool_choice.name == "apply_patch"
+    kept = read(tools=[SPACE, {"type": "web_search"}]).tools
     assert kept.dropped == ("tools.web_search",) and len(kept.functions) == 1
 
 
@@ -109,7 +109,7 @@ HISTORY: list[dict[str, Any]] = [
 
 def test_a_history_of_all_these() -> None:
     asked = read(input=HISTORY)
-    messages = asked.chat.messages
+    messages = asked.messages
     calls = [
         (c["function"]["name"], json.loads(c["function"]["arguments"]))
         for m in messages
@@ -121,8 +121,8 @@ def test_a_history_of_all_these() -> None:
         ("tool_search", {"query": "x"}),
     ]
     assert [m["content"] for m in messages if m["role"] == "tool"] == ["none", "done", 'Tools: ["mcp__files"]']
-    assert [function.name for function in asked.chat.tools.functions] == ["list", "mcp__files__list"], "tools found"
-    assert "input.encrypted_content" in asked.without_effect
+    assert [function.name for function in asked.tools.functions] == ["list", "mcp__files__list"], "tools found"
+    assert "input.encrypted_content" in asked.unused
     assert "no answer is kept" in refused(input=[{"type": "item_reference", "id": "other"}]).message
     assert refused(input=[{"type": "compaction", "encrypted_content": "abc"}]).param == "input"
 

@@ -114,8 +114,9 @@ def test_what_is_dropped_is_named_and_errors_are_of_the_form(server: Running) ->
 
 
 def test_an_error_in_the_middle_is_the_last_event() -> None:
-    subject: Any = SimpleNamespace(heading=SimpleNamespace(id="resp-1"), reader=lambda: NO_TALK.reader(BYTES))
-    events = ResponseEvents(subject, Echo(None, {}, None))
+    heading, echo = SimpleNamespace(id="resp-1"), Echo(None, {}, None)
+    subject: Any = SimpleNamespace(heading=heading, echo=echo, reader=lambda: NO_TALK.reader(BYTES))
+    events = ResponseEvents(subject)
     name, data = events.error_event(ApiError(500, "a logit is NaN", code="numerics")).decode().strip().split("\n")
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: ")) == {

@@ -1,12 +1,12 @@
-"""prepare: from a conversation to the prompt, and to how its answer is sampled and taken apart."""
+"""prepare: from what is asked to prompts, and to how their answers are sampled and taken apart."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from karat.engine.async_llm import AsyncLLM
 from karat.server.answers.parts import NO_TALK, Talk
-from karat.server.asking.asked import ChatRequest
+from karat.server.asking.asked import ChatRequest, TextRequest
 from karat.server.asking.variables import with_efforts
 from karat.text.chat_prompt import ChatPrompt
 from karat.text.tools.dialect import Dialect
@@ -14,15 +14,17 @@ from karat.text.tools.dialect import Dialect
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversation ready to be answered. `given` are fields of SamplingParams.
+    """Prompts ready to be answered, each with the text of its token ids, if there is one.
 
-    `without_effect` names what this model cannot heed and what it drops.
+    `given` are fields of SamplingParams. `without_effect` names what this model cannot heed and what it drops.
+    `prompt_texts` come before the answers.
     """
 
-    prompt: ChatPrompt
-    talk: Talk
+    prompts: Sequence[tuple[ChatPrompt | tuple[int, ...], str | None]]
     given: Mapping[str, Any]
     without_effect: tuple[str, ...]
+    talk: Talk = NO_TALK
+    prompt_texts: Sequence[str] = ()
 
 
 async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
@@ -61,7 +63,23 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         )
         if talk.shows_special:
             given["skip_special_tokens"] = False
-    return Prepared(prompt, talk, given, (*asked.unused, *unheeded, *unused, *tools.dropped))
+    names = (*asked.unused, *unheeded, *unused, *tools.dropped)
+    return Prepared([(prompt, None)], given, names, talk)
+
+
+async def prepare_texts(asked: TextRequest, llm: AsyncLLM) -> Prepared:
+    """Tokenise texts. Control tokens that a text spells become those tokens."""
+    prompts: list[tuple[tuple[int, ...], str | None]] = []
+    for prompt in asked.prompts:
+        if isinstance(prompt, str):
+            ids = await llm.tokenize(prompt, add_special_tokens=asked.add_special_tokens)
+            prompts.append((tuple(ids), prompt))
+        else:
+            prompts.append((prompt, None))
+    texts = []
+    if asked.form.echo:
+        texts = [await llm.detokenize(ids) if text is None else text for ids, text in prompts]
+    return Prepared(prompts, asked.given, asked.unused, prompt_texts=texts)
 
 
 def _ending(prompt: str, asked: ChatRequest, dialect: Dialect) -> str:

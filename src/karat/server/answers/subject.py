@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from msgspec import UNSET, UnsetType
 
@@ -29,9 +29,9 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The facts of an answer besides the outputs. `echoed`: the text of each prompt, if it is to come first. `signer`:
+    """The facts of an answer besides the outputs. `prompt_texts`: those to come first. `signer`:
     of receipts. `talk` takes texts apart, and `without_effect` names what the model cannot heed or does not get.
-    `structure_field` is the field that the form of the answer comes from.
+    `structure_field` is the field that the form of the answer comes from. `echo` is as in ChatRequest.
     """
 
     heading: Heading
@@ -39,11 +39,12 @@ class Subject:
     work: Work
     tokenizer: Tokenizer
     tally: Tally
-    echoed: Sequence[str] = ()
+    prompt_texts: Sequence[str] = ()
     signer: Signer | None = None
     talk: Talk = NO_TALK
     without_effect: tuple[str, ...] = ()
     structure_field: str = "structured_outputs"
+    echo: Any = None
 
     def reader(self) -> Reader:
         """Takes one choice apart."""

@@ -40,6 +40,9 @@ PING = _event(Ping())
 class MessageEvents:
     """The events of one answer."""
 
+    ping = PING
+    error_event = staticmethod(error_event)
+
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._has_begun = False

@@ -1,7 +1,6 @@
 """From requests of Anthropic's protocol to the inner form, with all checks. Nothing here computes or waits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from karat.server.anthropic.formats import structure
@@ -20,15 +19,7 @@ _SAMPLED = frozenset(field.name for field in TABLE if field.samples and MESSAGES
 _MODES: Mapping[object, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-@dataclass(frozen=True, slots=True)
-class MessageRequest:
-    """A conversation, and the names of all that has no effect: fields, tools, marks in blocks."""
-
-    chat: ChatRequest
-    without_effect: tuple[str, ...]
-
-
-def read_message(content: bytes, route: str) -> MessageRequest:
+def read_message(content: bytes, route: str) -> ChatRequest:
     """The request of a body for /v1/messages or its count_tokens. 400 for what is wrong or no text."""
     body = judge(read_json(content), _FIELDS[route])
     values, contents = body.values, Contents()
@@ -43,7 +34,11 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         sampling["stop"] = values["stop_sequences"]
     stream = values.get("stream", False)
     efforts, unheeded = thought(values.get("thinking"))
-    chat = ChatRequest(
+    names = (*body.without_effect, *unheeded, *unused, *contents.unused, *unused_in_tools(values.get("tools", ())))
+    has_marks = contents.has_marks or any(tool.get("cache_control") for tool in values.get("tools", ()))
+    if has_marks and "cache_control" not in names:
+        names += ("cache_control",)
+    return ChatRequest(
         messages,
         read_variables(values, continues=continues),
         sampling,
@@ -60,13 +55,9 @@ def read_message(content: bytes, route: str) -> MessageRequest:
         read_wishes(values),
         _tools(values),
         (*efforts, *level, *switched(values)),
-        continues=continues,
+        names,
+        continues,
     )
-    names = (*body.without_effect, *unheeded, *unused, *contents.unused, *unused_in_tools(values.get("tools", ())))
-    has_marks = contents.has_marks or any(tool.get("cache_control") for tool in values.get("tools", ()))
-    if has_marks and "cache_control" not in names:
-        names += ("cache_control",)
-    return MessageRequest(chat, names)
 
 
 def _tools(values: Mapping[str, Any]) -> Tools:

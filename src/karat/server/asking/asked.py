@@ -48,7 +48,8 @@ class AnswerForm:
 class ChatRequest:
     """A conversation. `given` are fields of SamplingParams, `variables` those of the template.
 
-    `unused` names keys of the messages that have no effect. `continues`: the answer goes on with the last message.
+    `unused` names what has no effect: fields, and keys within them. `continues`: the answer goes on with the last
+    message. `echo` is what the answer gives back of the request, in its protocol.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -62,11 +63,12 @@ class ChatRequest:
     efforts: tuple[Effort, ...] = ()
     unused: tuple[str, ...] = ()
     continues: bool = False
+    echo: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Texts or token ids to be continued."""
+    """Texts or token ids to be continued. The fields are as those of ChatRequest."""
 
     prompts: Sequence[str | tuple[int, ...]]
     add_special_tokens: bool
@@ -75,6 +77,8 @@ class TextRequest:
     priority: int
     cache_salt: str | None
     wishes: Wishes = NO_WISHES
+    unused: tuple[str, ...] = ()
+    echo: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Ask:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        return self.prompt.token_ids if isinstance(self.prompt, ChatPrompt) else self.prompt
+        return ids_of(self.prompt)
 
     @property
     def as_given(self) -> Prompt:
@@ -107,3 +111,8 @@ class Work:
     salt: str | None = None
     receipt: ReceiptWish = False
     resume: Resume | None = None
+
+
+def ids_of(prompt: tuple[int, ...] | ChatPrompt) -> tuple[int, ...]:
+    """The token ids of a prompt."""
+    return prompt.token_ids if isinstance(prompt, ChatPrompt) else prompt

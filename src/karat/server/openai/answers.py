@@ -1,7 +1,5 @@
 """From outputs of the engine to OpenAI's whole answers."""
 
-from collections.abc import Sequence
-
 from msgspec import UNSET, UnsetType
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -62,7 +60,7 @@ def message_of(parsed: ParsedAnswer, reader: Reader) -> schema.Message:
     return message
 
 
-def text_completion(subject: Subject, outputs: Sequence[RequestOutput]) -> schema.TextCompletion:
+def text_completion(subject: Subject, *outputs: RequestOutput) -> schema.TextCompletion:
     """The whole answer to texts. ApiError if a choice ended with an error."""
     heading, tally = subject.heading, subject.tally
     choices: list[schema.TextChoice] = []
@@ -101,7 +99,7 @@ def _text_choice(
     asked = form.prompt_logprobs and output.prompt_logprobs is not None
     return schema.TextChoice(
         index,
-        (subject.echoed[number] if form.echo else "") + text,
+        (subject.prompt_texts[number] if form.echo else "") + text,
         logprobs,
         reason,
         None if form.no_answer else choice.stop_reason,

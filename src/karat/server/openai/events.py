@@ -12,12 +12,15 @@ from karat.server.answers.parts import Reader
 from karat.server.answers.subject import Subject, explained, karat_of, reason_of
 from karat.server.openai.answers import beside, message_of
 from karat.server.openai.logprobs import num_chars, of_prompt, writer_of
-from karat.server.sse import DONE, encoded, event
+from karat.server.sse import DONE, PING, encoded, error_event, event
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 
 
 class _Events:
     """The common part of both routes' events: usage and timings, and which event is the last."""
+
+    ping = PING
+    error_event = staticmethod(error_event)
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -222,7 +225,7 @@ class TextEvents(_Events):
         """The event before the answer: the prompt, its ids and its log-probabilities, those that are asked for."""
         subject = self._subject
         form, ask = subject.form, subject.work.asks[number]
-        choice = schema.TextChoice(index, subject.echoed[number] if form.echo else "", None, None)
+        choice = schema.TextChoice(index, subject.prompt_texts[number] if form.echo else "", None, None)
         if form.token_ids:
             choice.prompt_token_ids = list(ask.token_ids)
         if chunk.prompt_logprobs is not None:

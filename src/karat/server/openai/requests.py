@@ -62,7 +62,7 @@ def read_chat(body: Body) -> ChatRequest:
         read_wishes(values, resumes=True),
         read_tools(values),
         efforts,
-        (*unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
+        (*body.without_effect, *unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
         continues,
     )
 
@@ -94,6 +94,7 @@ def read_text(body: Body) -> TextRequest:
         values.get("priority", 0),
         values.get("cache_salt"),
         wishes,
+        body.without_effect,
     )
 
 

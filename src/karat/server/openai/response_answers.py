@@ -8,7 +8,6 @@ from msgspec import UNSET
 from karat.outputs import RequestOutput
 from karat.server.answers.subject import Subject, karat_of, reason_of
 from karat.server.openai.response_items import Items
-from karat.server.openai.response_requests import Echo
 from karat.server.openai.response_schema import (
     IncompleteDetails,
     InputTokensDetails,
@@ -19,24 +18,24 @@ from karat.server.openai.response_schema import (
 from karat.server.schema import FinishReason
 
 
-def response(subject: Subject, echo: Echo, output: RequestOutput) -> Response:
+def response(subject: Subject, output: RequestOutput) -> Response:
     """The whole answer. ApiError if it ended with an error."""
     (choice,) = output.outputs
     reader = subject.reader()
-    items = Items(subject.heading.id, reader, count().__next__, echo.meanings)
+    items = Items(subject.heading.id, reader, count().__next__, subject.echo.meanings)
     for part in reader.parts(choice):
         items.add(part)
     subject.tally.num_reasoning = reader.num_reasoning
-    made = ended(subject, echo, items, reason_of(choice))
+    made = ended(subject, items, reason_of(choice))
     made.karat = karat_of(subject, output)
     made.karat.explain = choice.explanations or UNSET
     return made
 
 
-def begun(subject: Subject, echo: Echo) -> Response:
+def begun(subject: Subject) -> Response:
     """The answer before its first token."""
     (ask,) = subject.work.asks
-    heading = subject.heading
+    heading, echo = subject.heading, subject.echo
     return Response(
         id=heading.id,
         created_at=heading.created,
@@ -58,9 +57,9 @@ def begun(subject: Subject, echo: Echo) -> Response:
     )
 
 
-def ended(subject: Subject, echo: Echo, items: Items, reason: FinishReason) -> Response:
+def ended(subject: Subject, items: Items, reason: FinishReason) -> Response:
     """The answer with its items, whole or cut at its length. The last item must be closed by now, or is closed here."""
-    made, tally = begun(subject, echo), subject.tally
+    made, tally = begun(subject), subject.tally
     made.status = "incomplete" if reason == "length" else "completed"
     made.incomplete_details = IncompleteDetails() if reason == "length" else None
     made.completed_at = None if reason == "length" else int(time.time())

@@ -11,20 +11,21 @@ from karat.server.answers.subject import Subject, karat_of, reason_of
 from karat.server.errors import ApiError
 from karat.server.openai.response_answers import begun, ended
 from karat.server.openai.response_items import Items
-from karat.server.openai.response_requests import Echo
 from karat.server.openai.response_schema import DeltaEvent, ErrorEvent, Event, Response, ResponseEvent
 from karat.server.schema import Explained, FinishReason
-from karat.server.sse import named_event
+from karat.server.sse import PING, named_event
 
 
 class ResponseEvents:
     """The events of one answer. They are numbered from 0."""
 
-    def __init__(self, subject: Subject, echo: Echo) -> None:
-        self._subject, self._echo = subject, echo
+    ping = PING
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         self._num_events = 0
         self._reader = subject.reader()
-        self._items = Items(subject.heading.id, self._reader, self._next, echo.meanings)
+        self._items = Items(subject.heading.id, self._reader, self._next, subject.echo.meanings)
         self._reason: FinishReason | None = None
         self._output: RequestOutput | None = None
         self._untold: tuple[Explanation, ...] = ()  # of tokens that no event has told of
@@ -50,7 +51,7 @@ class ResponseEvents:
         if self._reason is None:
             raise ApiError(500, "the answer had no end; this is a bug in Karat")
         closing = self._items.end("incomplete" if self._reason == "length" else "completed")
-        made = ended(self._subject, self._echo, self._items, self._reason)
+        made = ended(self._subject, self._items, self._reason)
         if self._output is not None:
             made.karat = karat_of(self._subject, self._output)
         made.karat.explain = self._untold or UNSET
@@ -64,7 +65,7 @@ class ResponseEvents:
         )
 
     def _begin(self) -> bytes:
-        made = begun(self._subject, self._echo)
+        made = begun(self._subject)
         return self._response("response.created", made) + self._response("response.in_progress", made)
 
     def _response(self, kind: Any, made: Response) -> bytes:

@@ -60,16 +60,7 @@ class Echo:
     meanings: Mapping[str, Meaning] = field(default_factory=dict)  # of the names of functions
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseRequest:
-    """A conversation, what the answer gives back, and the names of all that has no effect: fields and tools."""
-
-    chat: ChatRequest
-    echo: Echo
-    without_effect: tuple[str, ...]
-
-
-def read_response(content: bytes, route: str) -> ResponseRequest:
+def read_response(content: bytes, route: str) -> ChatRequest:
     """The request of a body for /v1/responses or its input_tokens. 400 for what is wrong or no text."""
     body = judge(read_json(content), _FIELDS[route])
     values = body.values
@@ -87,7 +78,19 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
     sampling |= structure
     if "max_output_tokens" in values:
         sampling["max_tokens"] = values["max_output_tokens"]
-    chat = ChatRequest(
+    choice = values.get("tool_choice", "auto")
+    echo = Echo(
+        instructions,
+        values.get("metadata", {}),
+        values.get("max_output_tokens"),
+        text,
+        values.get("parallel_tool_calls", True),
+        _echoed_choice(choice) if isinstance(choice, dict) else choice,
+        echoed(offered, [function.name for function in tools.functions]),
+        offered.meanings,
+    )
+    unused = (*_unused_in(values["input"]), *unused_in_tools(values.get("tools", ())))
+    return ChatRequest(
         messages,
         read_variables(values, continues=continues),
         sampling,
@@ -103,21 +106,10 @@ def read_response(content: bytes, route: str) -> ResponseRequest:
         read_wishes(values),
         tools,
         (*efforts, *switched(values)),
-        continues=continues,
+        (*body.without_effect, *unheeded, *names, *unused),
+        continues,
+        echo,
     )
-    choice = values.get("tool_choice", "auto")
-    echo = Echo(
-        instructions,
-        values.get("metadata", {}),
-        values.get("max_output_tokens"),
-        text,
-        values.get("parallel_tool_calls", True),
-        _echoed_choice(choice) if isinstance(choice, dict) else choice,
-        echoed(offered, [function.name for function in tools.functions]),
-        offered.meanings,
-    )
-    unused = (*_unused_in(values["input"]), *unused_in_tools(values.get("tools", ())))
-    return ResponseRequest(chat, echo, (*body.without_effect, *unheeded, *names, *unused))
 
 
 def _echoed_choice(choice: Mapping[str, Any]) -> FunctionChoice | CustomChoice | AllowedTools:

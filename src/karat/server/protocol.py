@@ -1,0 +1,77 @@
+"""Protocol: all in which one way to ask for answers differs from the others, stated once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol as Shape
+
+import msgspec
+
+from karat.engine.updates import RequestUpdate
+from karat.server.answers.subject import Subject
+from karat.server.asking.asked import ChatRequest, TextRequest
+from karat.server.errors import ApiError
+from karat.server.schema import ErrorBody
+
+
+class EventWriter(Shape):
+    """Writes the events of an answer. `ping` is sent where none comes for long."""
+
+    @property
+    def ping(self) -> bytes: ...
+
+    def of(self, number: int, update: RequestUpdate) -> bytes:
+        """All events of an update of prompt `number`; ApiError if a choice ended in an error."""
+        ...
+
+    def end(self) -> bytes:
+        """The last events."""
+        ...
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The last event of a stream that ends with an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How errors are written: the body for an error and the request's id, and its struct.
+
+    `id_headers` have the request's id in every answer.
+    """
+
+    body: Callable[[ApiError, str | None], bytes] = ApiError.body_for
+    struct: type[msgspec.Struct] = ErrorBody
+    id_headers: tuple[bytes, ...] = (b"x-request-id",)
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """A route that counts the tokens of the prompt which a request would make. `answer` is called with the number."""
+
+    route: str
+    read: Callable[[bytes], ChatRequest]
+    answer: type[msgspec.Struct]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """`read` is given the body: 400 for what is wrong. `whole` is given the subject and the output of each prompt, and
+    raises ApiError if a choice ended in an error. `answer` and `event_types` are the structs that both write.
+    """
+
+    route: str
+    id_prefix: str
+    read: Callable[[bytes], ChatRequest | TextRequest]
+    whole: Callable[..., msgspec.Struct]
+    answer: type[msgspec.Struct]
+    events: Callable[[Subject], EventWriter]
+    event_types: tuple[type, ...]
+    counting: Counting | None = None
+    errors: ErrorForm = field(default_factory=ErrorForm)
+
+    @property
+    def answers(self) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+        """The struct of each route's answers."""
+        yield self.route, self.answer
+        if self.counting is not None:
+            yield self.counting.route, self.counting.answer
