@@ -14,16 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from karat import __version__
 from karat.server import schema
 from karat.server.answering import Answering
-from karat.server.asking.variables import read_variables
 from karat.server.bodies import read_body
 from karat.server.errors import ApiError
 from karat.server.fields import COMPARE, DETOKENIZE, RENDER, TOKENIZE, VERIFY, fields_of
 from karat.server.gate import Gate
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
-from karat.server.openai.messages import read_messages
-from karat.server.openai.requests import continues_last
-from karat.server.openai.tools import read_tools
+from karat.server.openai.requests import read_conversation
 from karat.server.openapi import document
 from karat.server.page.files import DOCS, PREFIX, ROOT, Page
 from karat.server.protocols import COUNTINGS, PROTOCOLS
@@ -106,18 +103,9 @@ class _Tools:
         return body.values
 
     async def _rendered(self, request: Request, values: Mapping[str, Any]) -> ChatPrompt:
-        llm, tools, continues = self._keeper.llm, read_tools(values), continues_last(values)
-        variables = read_variables(values, continues=continues)
-        tools.check(await until_left(request, llm.dialect()))
-        asking = llm.render(
-            read_messages(values["messages"]),
-            tools=tools.rendered(),
-            sanitize_control_tokens=True,
-            add_generation_prompt=variables.pop("add_generation_prompt"),
-            continue_final_message=continues,
-            chat_template_kwargs=variables or None,
-        )
-        return await until_left(request, asking)
+        llm, asked = self._keeper.llm, read_conversation(values)
+        asked.tools.check(await until_left(request, llm.dialect()))
+        return await until_left(request, llm.render(asked.messages, **asked.rendering(asked.variables)))
 
 
 class _Facts:

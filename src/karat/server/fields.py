@@ -532,4 +532,9 @@ TABLE: tuple[Field, ...] = (
 
 def fields_of(route: str) -> Mapping[str, Field]:
     """The table's rows for a route, by name."""
-    return {field.name: field for field in TABLE if route in field.routes}
+    return keyed(*(field for field in TABLE if route in field.routes))
+
+
+def keyed(*fields: Field) -> Mapping[str, Field]:
+    """Fields by their names: those within another field."""
+    return {field.name: field for field in fields}

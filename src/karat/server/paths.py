@@ -2,15 +2,14 @@
 
 import re
 
-from karat.server.fields import CHAT, COMPARE, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, TEXT, VERIFY
+from karat.server.fields import COMPARE, VERIFY
 from karat.server.page.files import PREFIX
+from karat.server.protocols import PROTOCOLS
 
 _V1 = "/v1"
 _MODELS = "/models"
-_ROUTES = {
-    route.removeprefix(_V1)
-    for route in (CHAT, TEXT, MESSAGES, COUNT, RESPONSES, INPUT_TOKENS, VERIFY, COMPARE, _V1 + _MODELS)
-}
+_ANSWERING = [route for protocol in PROTOCOLS for route, _ in protocol.answers]
+_ROUTES = {route.removeprefix(_V1) for route in (*_ANSWERING, VERIFY, COMPARE, _V1 + _MODELS)}
 _SLASHES = re.compile("//+")
 
 

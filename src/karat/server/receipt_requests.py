@@ -47,17 +47,7 @@ def chats_of(
             continue
         assert isinstance(chat, ChatRequest)
         variables, _ = with_efforts(chat.variables, chat.efforts, dialect)
-        generation = variables.pop("add_generation_prompt")
         for sanitize in (True, False):
-            yield (
-                chat.messages,
-                {
-                    "tools": chat.tools.rendered(),
-                    "add_generation_prompt": generation,
-                    "continue_final_message": chat.continues,
-                    "chat_template_kwargs": variables or None,
-                    "sanitize_control_tokens": sanitize,
-                },
-            )
+            yield chat.messages, chat.rendering(variables) | {"sanitize_control_tokens": sanitize}
     if protocols and len(faults) == len(protocols):
         raise faults[0]

@@ -1,6 +1,6 @@
 """Answers of /v1/messages, whole and as events, by hand and by the anthropic package.
 
-Covers: karat.server.anthropic.answers, karat.server.anthropic.errors, karat.server.anthropic.events,
+Covers: karat.server.anthropic.answers, karat.server.anthropic.events,
 karat.server.anthropic.protocol, karat.server.anthropic.schema.
 """
 

@@ -1,7 +1,4 @@
-"""The form of an answer in each protocol: one schema, the same tokens; what is refused, by name.
-
-Covers: karat.server.anthropic.formats.
-"""
+"""The form of an answer in each protocol: one schema, the same tokens; what is refused, by name."""
 
 import json
 from typing import Any

@@ -35,14 +35,7 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
     dialect, tools = await llm.dialect(), asked.tools
     tools.check(dialect)
     variables, unheeded = with_efforts(asked.variables, asked.efforts, dialect)
-    prompt = await llm.render(
-        asked.messages,
-        tools=tools.rendered(),
-        add_generation_prompt=variables.pop("add_generation_prompt"),
-        continue_final_message=asked.continues,
-        chat_template_kwargs=variables or None,
-        sanitize_control_tokens=True,
-    )
+    prompt = await llm.render(asked.messages, **asked.rendering(variables))
     given = dict(asked.given)
     unused: tuple[str, ...] = ()
     calling, answer = tools.calling, given.get("structured_outputs")

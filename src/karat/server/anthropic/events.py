@@ -1,4 +1,9 @@
-"""From updates of the engine to the events of Anthropic's streams. All events of one update are written together."""
+"""From updates of the engine to the events of Anthropic's streams, and errors in its form.
+
+All events of one update are written together.
+"""
+
+from collections.abc import Mapping
 
 from msgspec import UNSET
 
@@ -8,11 +13,13 @@ from karat.outputs import RequestOutput
 from karat.server.answers.subject import Subject, karat_of
 from karat.server.anthropic.answers import delta_usage_of, ending_of, usage_of
 from karat.server.anthropic.blocks import Blocks
-from karat.server.anthropic.errors import error_of
 from karat.server.anthropic.schema import (
+    AnthropicError,
+    AnthropicErrorDetail,
     AnthropicMessage,
     ContentBlockDelta,
     Ending,
+    ErrorKind,
     Event,
     MessageDelta,
     MessageStart,
@@ -23,6 +30,19 @@ from karat.server.errors import ApiError
 from karat.server.request_log import request_id
 from karat.server.schema import Explained
 from karat.server.sse import named_event
+
+_KINDS: Mapping[int, ErrorKind] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    503: "overloaded_error",
+}
+
+
+def error_of(error: ApiError, request_id: str | None) -> AnthropicError:
+    """The form of Anthropic's protocol, which has no field for the parameter: the message names it."""
+    usual: ErrorKind = "api_error" if error.status >= 500 else "invalid_request_error"
+    return AnthropicError(AnthropicErrorDetail(_KINDS.get(error.status, usual), error.message), request_id)
 
 
 def _event(value: Event) -> bytes:

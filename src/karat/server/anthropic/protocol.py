@@ -6,8 +6,7 @@ import msgspec
 
 from karat.server.anthropic import schema
 from karat.server.anthropic.answers import message
-from karat.server.anthropic.errors import error_of
-from karat.server.anthropic.events import MessageEvents
+from karat.server.anthropic.events import MessageEvents, error_of
 from karat.server.anthropic.requests import read_message
 from karat.server.fields import COUNT, MESSAGES
 from karat.server.protocol import Counting, ErrorForm, Protocol

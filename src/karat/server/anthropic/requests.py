@@ -3,19 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-from karat.server.anthropic.formats import structure
+from karat.request import StructuredOutputs, shown
 from karat.server.anthropic.messages import Contents
 from karat.server.asking.asked import AnswerForm, ChatRequest
 from karat.server.asking.karat_field import read_wishes
-from karat.server.asking.structures import structure_field
+from karat.server.asking.structures import structure_field, structured
 from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
-from karat.server.asking.variables import read_variables, switched, thought
+from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import judge, read_json
-from karat.server.fields import COUNT, MESSAGES, TABLE, fields_of
+from karat.server.errors import invalid
+from karat.server.fields import COUNT, MESSAGES, TABLE, Field, Names, Text, fields_of, keyed
 from karat.text.tools.calling import Mode
 
 _FIELDS = {route: fields_of(route) for route in (MESSAGES, COUNT)}
 _SAMPLED = frozenset(field.name for field in TABLE if field.samples and MESSAGES in field.routes)
+_CONFIG: Mapping[str, Field] = keyed(
+    Field("format", (), "honoured", "json_schema with a schema.", Names),
+    Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
+)
 _MODES: Mapping[object, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -28,7 +33,7 @@ def read_message(content: bytes, route: str) -> ChatRequest:
     if system := contents.system(values["system"]) if "system" in values else "":
         messages.insert(0, {"role": "system", "content": system})
     sampling = {name: value for name, value in values.items() if name in _SAMPLED}
-    form, level, unused = structure(values)
+    form, level, unused = _structure(values)
     sampling |= form
     if "stop_sequences" in values:
         sampling["stop"] = values["stop_sequences"]
@@ -83,3 +88,31 @@ def _tools(values: Mapping[str, Any]) -> Tools:
             choice, "type auto, any, tool with a name, or none, perhaps with disable_parallel_tool_use"
         )
     return chosen(functions, others, (name,) if is_named else _MODES[kind], parallel=not single)
+
+
+def _structure(
+    values: Mapping[str, Any],
+) -> tuple[dict[str, StructuredOutputs], tuple[Effort, ...], tuple[str, ...]]:
+    """The field structured_outputs of SamplingParams, if a request gives a form; the effort; fields without effect.
+
+    400 for a wrong form, and for two.
+    """
+    config = judge(values.get("output_config", {}), _CONFIG, "output_config.")
+    form, older = config.values.get("format"), values.get("output_format")
+    if form is not None and older is not None:
+        raise invalid("output_format", "output_format and output_config.format; give the latter alone")
+    name = "output_format" if form is None else "output_config.format"
+    given = older if form is None else form
+    schema = None if given is None else _schema(given, name)
+    efforts: tuple[Effort, ...] = ()
+    if "effort" in config.values:
+        efforts = (Effort("output_config.effort", config.values["effort"], switches=False),)
+    names = tuple(f"output_config.{field}" for field in config.without_effect)
+    return structured(name, schema, values), efforts, names
+
+
+def _schema(form: Mapping[str, Any], name: str) -> dict[str, Any]:
+    schema = form.get("schema")
+    if form.get("type") != "json_schema" or form.keys() - {"type", "schema"} or not isinstance(schema, dict):
+        raise invalid(name, f"{name}={shown(form)}: expected type json_schema with a schema")
+    return schema

@@ -65,6 +65,16 @@ class ChatRequest:
     continues: bool = False
     echo: Any = None
 
+    def rendering(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of AsyncLLM.render besides the messages. Control tokens that contents spell stay text."""
+        return {
+            "tools": self.tools.rendered(),
+            "add_generation_prompt": variables["add_generation_prompt"],
+            "continue_final_message": self.continues,
+            "chat_template_kwargs": {n: v for n, v in variables.items() if n != "add_generation_prompt"} or None,
+            "sanitize_control_tokens": True,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:

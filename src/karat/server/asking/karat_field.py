@@ -11,7 +11,7 @@ from karat.engine.verifying import ReceiptWish
 from karat.request import MAX_CHOICES, MAX_SEED, Resume
 from karat.server.bodies import judge
 from karat.server.errors import invalid
-from karat.server.fields import Field, TokenId
+from karat.server.fields import Field, TokenId, keyed
 
 MAX_DRAWN_SEED = 2**53  # every JSON reader keeps integers below it
 RECEIPT_HEADER = "karat-receipt"
@@ -20,14 +20,11 @@ _RECEIPT = Field(
     "receipt", (), "honoured", "The answer carries a receipt; digests: without the tokens.", bool | Literal["digests"]
 )
 _RESUME = Field("resume", (), "honoured", "Goes on with an answer: its tokens so far, and its seed.", dict[str, Any])
-_RESUMED: Mapping[str, Field] = {
-    field.name: field
-    for field in (
-        Field("tokens", (), "honoured", "The token ids of the answer so far.", list[TokenId], required=True),
-        Field("seed", (), "honoured", "The answer's seed.", Annotated[int, Meta(ge=0, le=MAX_SEED)]),
-        Field("choice", (), "honoured", "Its number among n.", Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]),
-    )
-}
+_RESUMED: Mapping[str, Field] = keyed(
+    Field("tokens", (), "honoured", "The token ids of the answer so far.", list[TokenId], required=True),
+    Field("seed", (), "honoured", "The answer's seed.", Annotated[int, Meta(ge=0, le=MAX_SEED)]),
+    Field("choice", (), "honoured", "Its number among n.", Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ NO_WISHES = Wishes()
 
 def read_wishes(values: Mapping[str, Any], *, resumes: bool = False) -> Wishes:
     """The wishes of a body's honoured fields. resumes: whether answers of the route can be resumed."""
-    fields = {field.name: field for field in ((_RECEIPT, _RESUME) if resumes else (_RECEIPT,))}
+    fields = keyed(_RECEIPT, _RESUME) if resumes else keyed(_RECEIPT)
     given = judge(values.get("karat", {}), fields, "karat.").values
     resume, seed = None, None
     if "resume" in given:

@@ -20,7 +20,7 @@ def structure_field(values: Mapping[str, Any]) -> str:
     return "structured_outputs"
 
 
-def chosen(name: str, schema: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
+def structured(name: str, schema: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
     """structured_outputs from the `schema` that the field `name` gives, or from the field of its own name.
 
     400 if both are given, and for a wrong form.

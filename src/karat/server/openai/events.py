@@ -19,6 +19,7 @@ from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning
 class _Events:
     """The common part of both routes' events: usage and timings, and which event is the last."""
 
+    struct: Callable[..., schema.ChatChunk | schema.TextCompletion]
     ping = PING
     error_event = staticmethod(error_event)
 
@@ -56,45 +57,57 @@ class _Events:
             return self._subject.tally.usage()
         return None if form.include_usage else UNSET
 
-    def _common(self, *, last: bool) -> dict[str, Any]:
-        """The fields that events of both routes have; `last` ones end the stream."""
-        subject, heading = self._subject, self._subject.heading
-        return {
-            "id": heading.id,
-            "created": heading.created,
-            "model": heading.model,
-            "system_fingerprint": heading.fingerprint,
-            "usage": self._usage(),
-            "timings": subject.tally.timings() if last or subject.form.timings_per_token else UNSET,
-            "karat": karat_of(subject, *self._outputs) if last else UNSET,
-        }
-
-
-class ChatEvents(_Events):
-    """The events of an answer to a conversation."""
-
-    def __init__(self, subject: Subject) -> None:
-        super().__init__(subject)
-        self._readers = [subject.reader() for _ in range(self._num_open)]
-
     def of(self, number: int, update: RequestUpdate) -> bytes:
         """All events of an update; ApiError if a choice ended in an error."""
         written = b""
         if update.output is not None:
             self._ended[number] = update.output
         if self._subject.form.progress and (progress := self._subject.tally.progress(number, update)) is not None:
-            written += event(self._chunk([], progress=progress))
-        return written + b"".join(map(self._of_chunk, update.chunks))
+            written += event(self._made([], progress=progress))
+        return written + b"".join([self._of_chunk(number, chunk) for chunk in update.chunks])
 
     def end(self) -> bytes:
         """The last events."""
-        if not self._subject.form.include_usage:
+        form, tally = self._subject.form, self._subject.tally
+        if not form.include_usage:
             return DONE
-        chunk = self._chunk([])
-        chunk.usage = self._subject.tally.usage()
-        return event(chunk) + DONE
+        made = self._made([])
+        if form.no_answer:
+            tally.num_tokens = 0
+        made.usage = tally.usage()
+        return event(made) + DONE
 
-    def _of_chunk(self, chunk: StreamChunk) -> bytes:
+    def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
+        raise NotImplementedError
+
+    def _made(
+        self, choices: list[Any], *, last: bool = False, progress: schema.PromptProgress | UnsetType = UNSET
+    ) -> Any:
+        """The struct of an event; a `last` one ends the stream."""
+        subject, heading = self._subject, self._subject.heading
+        return self.struct(
+            choices=choices,
+            prompt_progress=progress,
+            id=heading.id,
+            created=heading.created,
+            model=heading.model,
+            system_fingerprint=heading.fingerprint,
+            usage=self._usage(),
+            timings=subject.tally.timings() if last or subject.form.timings_per_token else UNSET,
+            karat=karat_of(subject, *self._outputs) if last else UNSET,
+        )
+
+
+class ChatEvents(_Events):
+    """The events of an answer to a conversation."""
+
+    struct = schema.ChatChunk
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__(subject)
+        self._readers = [subject.reader() for _ in range(self._num_open)]
+
+    def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
         subject, written = self._subject, b""
         form, params = subject.form, subject.work.asks[0].params
         reader = self._readers[chunk.index]
@@ -103,7 +116,7 @@ class ChatEvents(_Events):
             return self._text(
                 chunk.index,
                 parts[0].text,
-                lambda text: self._chunk([schema.ChatChunkChoice(chunk.index, schema.Delta(content=text))]),
+                lambda text: self._made([schema.ChatChunkChoice(chunk.index, schema.Delta(content=text))]),
             )
         if chunk.index not in self._begun:
             self._begun.add(chunk.index)
@@ -111,7 +124,7 @@ class ChatEvents(_Events):
             begun = schema.ChatChunkChoice(chunk.index, delta)
             if reader.resumed is not None:
                 begun.karat = schema.BesideChat(resumed=message_of(reader.resumed, reader))
-            first = self._chunk([begun])
+            first = self._made([begun])
             if form.token_ids:
                 first.prompt_token_ids = list(subject.work.asks[0].token_ids)
             if chunk.prompt_logprobs is not None:
@@ -130,23 +143,14 @@ class ChatEvents(_Events):
                 choice.logprobs, choice.karat = logprobs, karat
                 if form.token_ids:
                     choice.token_ids = list(chunk.token_ids)
-            written += event(self._chunk([choice]))
+            written += event(self._made([choice]))
         if chunk.finish_reason is not None:
             self._num_open -= 1
             subject.tally.num_reasoning += reader.num_reasoning
             reason = reason_of(chunk, has_calls=reader.has_calls)
             choice = schema.ChatChunkChoice(chunk.index, schema.Delta(), None, reason, chunk.stop_reason)
-            written += event(self._chunk([choice], last=self._num_open == 0))
+            written += event(self._made([choice], last=self._num_open == 0))
         return written
-
-    def _chunk(
-        self,
-        choices: list[schema.ChatChunkChoice],
-        *,
-        last: bool = False,
-        progress: schema.PromptProgress | UnsetType = UNSET,
-    ) -> schema.ChatChunk:
-        return schema.ChatChunk(choices=choices, prompt_progress=progress, **self._common(last=last))
 
 
 def _delta(part: Text | Reasoning | CallBegin | CallArguments, reader: Reader) -> schema.Delta:
@@ -166,37 +170,18 @@ def _delta(part: Text | Reasoning | CallBegin | CallArguments, reader: Reader) -
 class TextEvents(_Events):
     """The events of a text that is continued."""
 
+    struct = schema.TextCompletion
+
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
         self._offsets: dict[int, int] = {}  # of the next token of each choice, in characters
-
-    def of(self, number: int, update: RequestUpdate) -> bytes:
-        """All events of an update; ApiError if a choice ended in an error."""
-        written = b""
-        if update.output is not None:
-            self._ended[number] = update.output
-        if self._subject.form.progress and (progress := self._subject.tally.progress(number, update)) is not None:
-            written += event(self._completion([], progress=progress))
-        return written + b"".join([self._of_chunk(number, chunk) for chunk in update.chunks])
-
-    def end(self) -> bytes:
-        """The last events."""
-        if not self._subject.form.include_usage:
-            return DONE
-        completion = self._completion([])
-        if self._subject.form.no_answer:
-            self._subject.tally.num_tokens = 0
-        completion.usage = self._subject.tally.usage()
-        return event(completion) + DONE
 
     def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
         subject, written = self._subject, b""
         form, params = subject.form, subject.work.asks[number].params
         index = chunk.index + (sum([ask.params.n for ask in subject.work.asks[:number]]) if number else 0)
         if self._is_text(index, chunk):
-            return self._text(
-                index, chunk.text, lambda text: self._completion([schema.TextChoice(index, text, None, None)])
-            )
+            return self._text(index, chunk.text, lambda text: self._made([schema.TextChoice(index, text, None, None)]))
         if index not in self._begun:
             self._begun.add(index)
             written += self._first(number, index, chunk)
@@ -218,7 +203,7 @@ class TextEvents(_Events):
             choice.karat = karat
             if wants_ids:
                 choice.token_ids = list(chunk.token_ids)
-            written += event(self._completion([choice], last=reason is not None and self._num_open == 0))
+            written += event(self._made([choice], last=reason is not None and self._num_open == 0))
         return written
 
     def _first(self, number: int, index: int, chunk: StreamChunk) -> bytes:
@@ -236,13 +221,4 @@ class TextEvents(_Events):
                 self._offsets[index] = sum(num_chars(subject.tokenizer.token_bytes(i)) for i in ask.token_ids)
         if not (form.echo or form.token_ids or form.prompt_logprobs):
             return b""
-        return event(self._completion([choice]))
-
-    def _completion(
-        self,
-        choices: list[schema.TextChoice],
-        *,
-        last: bool = False,
-        progress: schema.PromptProgress | UnsetType = UNSET,
-    ) -> schema.TextCompletion:
-        return schema.TextCompletion(choices=choices, prompt_progress=progress, **self._common(last=last))
+        return event(self._made([choice]))

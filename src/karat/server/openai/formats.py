@@ -5,27 +5,24 @@ from typing import Any
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
-from karat.server.asking.structures import chosen, named
+from karat.server.asking.structures import named, structured
 from karat.server.bodies import judge
 from karat.server.errors import invalid
-from karat.server.fields import Field, Names, Text
+from karat.server.fields import Field, Names, Text, keyed
 from karat.server.openai.response_schema import JsonObjectFormat, JsonSchemaFormat, TextConfig, TextFormat
 from karat.text.schema_closing import closed
 
 _FIELDS = frozenset({"name", "description", "schema", "strict"})
 _ANY_OBJECT = {"type": "object"}
-_TEXT: Mapping[str, Field] = {
-    field.name: field
-    for field in (
-        Field("format", (), "honoured", "text, json_object or json_schema.", Names),
-        Field("verbosity", (), "without effect", "Say in a message how long it is to be.", Text),
-    )
-}
+_TEXT: Mapping[str, Field] = keyed(
+    Field("format", (), "honoured", "text, json_object or json_schema.", Names),
+    Field("verbosity", (), "without effect", "Say in a message how long it is to be.", Text),
+)
 
 
 def structure(values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
     """The field structured_outputs of SamplingParams, if a request gives a form; 400 for a wrong one."""
-    return chosen("response_format", _schema(values.get("response_format", {"type": "text"})), values)
+    return structured("response_format", _schema(values.get("response_format", {"type": "text"})), values)
 
 
 def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], TextConfig, tuple[str, ...]]:
@@ -46,7 +43,7 @@ def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutpu
     else:
         expected = "expected type text, json_object, or json_schema with name and schema"
         raise invalid("text.format", f"text.format={shown(body.values['format'])}: {expected}")
-    return chosen("text.format", schema, values), config, tuple(f"text.{name}" for name in body.without_effect)
+    return structured("text.format", schema, values), config, tuple(f"text.{name}" for name in body.without_effect)
 
 
 def _schema(form: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -11,31 +11,25 @@ from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
-from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Count, Field, Flag, Text
+from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Count, Field, Flag, Text, keyed
 from karat.server.openai.formats import structure
 from karat.server.openai.messages import CONTINUING, read_messages, unused_of
 from karat.server.openai.tools import read_tools
 
 _SAMPLED = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in (CHAT, TEXT)}
 
-STREAM_OPTIONS: Mapping[str, Field] = {
-    field.name: field
-    for field in (
-        Field("include_usage", (), "honoured", "The last event has the usage.", Flag),
-        Field("continuous_usage_stats", (), "honoured", "Every event has the usage so far (vLLM's).", Flag),
-        Field("include_obfuscation", (), "without effect", "Events are not padded.", Flag),
-    )
-}
-REASONING: Mapping[str, Field] = {  # of a chat, as OpenRouter has it
-    field.name: field
-    for field in (
-        Field("effort", (), "honoured", "As reasoning_effort.", Text),
-        Field("enabled", (), "honoured", "Switches the reasoning.", Flag),
-        Field("max_tokens", (), "without effect", "Reasoning has no length of its own.", Count),
-        Field("summary", (), "without effect", "None is made.", Text),
-        Field("exclude", (), "refused", "leave it out, and drop the reasoning", off=(False,)),
-    )
-}
+STREAM_OPTIONS: Mapping[str, Field] = keyed(
+    Field("include_usage", (), "honoured", "The last event has the usage.", Flag),
+    Field("continuous_usage_stats", (), "honoured", "Every event has the usage so far (vLLM's).", Flag),
+    Field("include_obfuscation", (), "without effect", "Events are not padded.", Flag),
+)
+REASONING: Mapping[str, Field] = keyed(  # of a chat, as OpenRouter has it
+    Field("effort", (), "honoured", "As reasoning_effort.", Text),
+    Field("enabled", (), "honoured", "Switches the reasoning.", Flag),
+    Field("max_tokens", (), "without effect", "Reasoning has no length of its own.", Count),
+    Field("summary", (), "without effect", "None is made.", Text),
+    Field("exclude", (), "refused", "leave it out, and drop the reasoning", off=(False,)),
+)
 
 
 def read_chat(body: Body) -> ChatRequest:
@@ -65,6 +59,14 @@ def read_chat(body: Body) -> ChatRequest:
         (*body.without_effect, *unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
         continues,
     )
+
+
+def read_conversation(values: Mapping[str, Any]) -> ChatRequest:
+    """A conversation that is rendered and not answered."""
+    tools, continues = read_tools(values), continues_last(values)
+    variables = read_variables(values, continues=continues)
+    messages = read_messages(values["messages"])
+    return ChatRequest(messages, variables, {}, AnswerForm(None), 0, None, tools=tools, continues=continues)
 
 
 def read_text(body: Body) -> TextRequest:

@@ -7,14 +7,23 @@ from typing import Any, Literal
 
 from karat.request import shown
 from karat.server.asking.asked import AnswerForm, ChatRequest
-from karat.server.asking.conversation import UNUSED, Content, called, content_of, linked, require_continuable, unknown
+from karat.server.asking.conversation import (
+    UNUSED,
+    Content,
+    called,
+    content_of,
+    linked,
+    require_continuable,
+    text_in,
+    unknown,
+)
 from karat.server.asking.karat_field import read_wishes
 from karat.server.asking.structures import structure_field
 from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched
 from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
-from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of
+from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of, keyed
 from karat.server.openai.formats import text_structure
 from karat.server.openai.messages import read_messages, unused_of
 from karat.server.openai.requests import require_length
@@ -31,15 +40,12 @@ from karat.server.openai.tools import read_response_tools
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
 _SAMPLED = frozenset(field.name for field in TABLE if field.samples and RESPONSES in field.routes)
-REASONING: Mapping[str, Field] = {
-    field.name: field
-    for field in (
-        Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
-        Field("summary", (), "without effect", "None is made.", Text),
-        Field("generate_summary", (), "without effect", "None is made.", Text),
-        Field("context", (), "without effect", "The whole input is the context.", Literal["auto"]),
-    )
-}
+REASONING: Mapping[str, Field] = keyed(
+    Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
+    Field("summary", (), "without effect", "None is made.", Text),
+    Field("generate_summary", (), "without effect", "None is made.", Text),
+    Field("context", (), "without effect", "The whole input is the context.", Literal["auto"]),
+)
 _PARTS = ("input_text", "output_text", "text")
 _NOTHING: tuple[Any, ...] = (None, [], "")
 _CALLS = ("function_call", "custom_tool_call", "tool_search_call")
@@ -159,7 +165,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
     if kind in ("function_call_output", "custom_tool_call_output"):
         _check_keys(item, where, "call_id", "output", "name")
         output = _content("" if item.get("output", 0) in (None, []) else item.get("output"), f"{where}.output")
-        messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": output})
+        messages.append({"role": "tool", "tool_call_id": text_in(item, "call_id", where), "content": output})
         return
     if kind == "message" and item.get("role") != "assistant":
         messages.append(_message(item, where))
@@ -190,13 +196,13 @@ def _call(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
         _check_keys(item, where, "call_id", "arguments", "execution")
         given = item.get("arguments")
         arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        return called(_text(item, "call_id", where), "tool_search", arguments)
+        return called(text_in(item, "call_id", where), "tool_search", arguments)
     given_as = "arguments" if kind == "function_call" else "input"
     _check_keys(item, where, "call_id", "name", given_as, "namespace")
-    text, name = _text(item, given_as, where), flat_name(item.get("namespace"), _text(item, "name", where))
+    text, name = text_in(item, given_as, where), flat_name(item.get("namespace"), text_in(item, "name", where))
     if kind == "custom_tool_call":
         text = json.dumps({INPUT: text}, ensure_ascii=False)
-    return called(_text(item, "call_id", where), name, text)
+    return called(text_in(item, "call_id", where), name, text)
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> str:
@@ -207,7 +213,7 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
         parts = item.get(name) or []
         if not isinstance(parts, list):
             raise invalid(f"{where}.{name}", f"{where}.{name}={shown(parts)}: expected a list of texts")
-        texts = texts or [_text(part, "text", f"{where}.{name}") for part in parts if isinstance(part, dict)]
+        texts = texts or [text_in(part, "text", f"{where}.{name}") for part in parts if isinstance(part, dict)]
     return "\n".join(texts)
 
 
@@ -226,13 +232,6 @@ def _unused_in(items: str | list[dict[str, Any]]) -> tuple[str, ...]:
         item for item in items if item.get("encrypted_content") and not (item.get("content") or item.get("summary"))
     ]
     return (*unused_of(items, "input"), *(["input.encrypted_content"] if hidden else []))
-
-
-def _text(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"{where}.{name}", f"{where}.{name}={shown(value)}: expected a string")
-    return value
 
 
 def _check_keys(item: Mapping[str, Any], where: str, *names: str) -> None:
