@@ -1,6 +1,7 @@
 """Turns: several threads use one engine. Each waits for its own requests, and one thread at a time is in the engine."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from threading import RLock
 from time import perf_counter, sleep
@@ -19,11 +20,23 @@ from karat.request import Request
 T = TypeVar("T")
 
 
+@contextmanager
+def ending(act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` at the end, and twice where an exception passes: an interrupt may have hit the first call."""
+    try:
+        try:
+            yield
+        finally:
+            act()
+    except BaseException:
+        act()
+        raise
+
+
 class Turns:
     """Serves several threads with one engine. A step computes for all of them, whichever thread makes it.
 
-    An interrupt may come anywhere, also while another one is being cleaned up. So where an exception passes, cleaning
-    up is done twice: in a `finally`, which the interrupt may have hit, and once more around it.
+    An interrupt may come anywhere, also while another one is being cleaned up: see `ending`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -51,24 +64,17 @@ class Turns:
         outputs: dict[str, RequestOutput] = {}
         gathered = {request.request_id: Gathered(request) for request in requests}
         bar = RequestBar(len(requests), shown=show_progress)
-        try:
-            try:
-                for request in requests:
-                    self._add(request)
-                while open_ids := [r.request_id for r in requests if r.request_id not in outputs]:
-                    self._advance()
-                    for request_id in open_ids:
-                        for update in self._take(request_id):
-                            bar.count(update)
-                            if (output := gathered[request_id].add(update)) is not None:
-                                outputs[request_id] = output
-                                del gathered[request_id]
-            finally:
-                self._forget(requests)
-                bar.close()
-        except BaseException:
-            self._forget(requests)
-            raise
+        with ending(bar.close), ending(lambda: self._forget(requests)):
+            for request in requests:
+                self._add(request)
+            while open_ids := [r.request_id for r in requests if r.request_id not in outputs]:
+                self._advance()
+                for request_id in open_ids:
+                    for update in self._take(request_id):
+                        bar.count(update)
+                        if (output := gathered[request_id].add(update)) is not None:
+                            outputs[request_id] = output
+                            del gathered[request_id]
         return [outputs[request.request_id] for request in requests]
 
     def stream(
@@ -78,54 +84,36 @@ class Turns:
 
         `on_prompt` is called after each step until the prompt is computed; its exception ends the request.
         """
-        try:
-            try:
-                self._streams.add(request.request_id)
-                if on_prompt is not None:
-                    self._told.add(request.request_id)
-                self._add(request)
-                ended = False
-                while not ended:
-                    while not (updates := self._take(request.request_id)):
-                        self._advance()
-                        if request.request_id in self._told and on_prompt is not None:
-                            self._tell(request.request_id, on_prompt)
-                    for update in updates:
-                        yield from update.chunks
-                        ended = update.ended
-            finally:
-                self._forget([request])
-        except BaseException:
-            self._forget([request])
-            raise
+        with ending(lambda: self._forget([request])):
+            self._streams.add(request.request_id)
+            if on_prompt is not None:
+                self._told.add(request.request_id)
+            self._add(request)
+            ended = False
+            while not ended:
+                while not (updates := self._take(request.request_id)):
+                    self._advance()
+                    if request.request_id in self._told and on_prompt is not None:
+                        self._tell(request.request_id, on_prompt)
+                for update in updates:
+                    yield from update.chunks
+                    ended = update.ended
 
     def write_logits(self, token_ids: tuple[int, ...], target: LogitsTarget) -> None:
         """Write all logits [tokens, vocab] of a text to `target`."""
-        try:
-            try:
-                reader = self._alone(lambda: self._engine.add_logits(token_ids, target))
-                while not reader.done:
-                    self._advance()
-            finally:
-                self._alone(lambda: self._engine.abort_logits(target))
-        except BaseException:
-            self._alone(lambda: self._engine.abort_logits(target))
-            raise
+        with ending(lambda: self._alone(lambda: self._engine.abort_logits(target))):
+            reader = self._alone(lambda: self._engine.add_logits(token_ids, target))
+            while not reader.done:
+                self._advance()
         if reader.error:
             raise reader.error
 
     def replay(self, request: Request, index: int, token_ids: tuple[int, ...]) -> ReplayReader:
         """The replay of a choice, done. Raises the error that ended it."""
-        try:
-            try:
-                replay = self._alone(lambda: self._engine.replay(request, index, token_ids))
-                while not replay.done:
-                    self._advance()
-            finally:
-                self._alone(lambda: self._engine.abort_replay(request))
-        except BaseException:
-            self._alone(lambda: self._engine.abort_replay(request))
-            raise
+        with ending(lambda: self._alone(lambda: self._engine.abort_replay(request))):
+            replay = self._alone(lambda: self._engine.replay(request, index, token_ids))
+            while not replay.done:
+                self._advance()
         if replay.error:
             raise replay.error
         return replay
