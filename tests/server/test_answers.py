@@ -126,6 +126,7 @@ def test_tokens_there_and_back(server: Running, llm: LLM) -> None:
     shown = server.ask("/detokenize", {"tokens": [1, *made["tokens"]], "skip_special_tokens": False}).json["prompt"]
     assert shown.endswith("A café.") and len(shown) > len("A café.")
     assert server.ask("/detokenize", {"tokens": [10**9]}).status == 400
+    assert server.ask("/tokenize", {"content": "A café."}).json["tokens"] == made["tokens"], "as llama.cpp has it"
     chat = {"messages": [{"role": "user", "content": "A café."}], "add_generation_prompt": False}
     assert server.ask("/tokenize", chat).json["tokens"] == server.ask("/render", chat).json["tokens"]
     for wrong in ({}, {**chat, "prompt": "a"}):

@@ -3,6 +3,7 @@
 Covers: karat.server.answers.preparing, karat.server.asking.tools.
 """
 
+import json
 from typing import Any
 
 import pytest
@@ -247,3 +248,36 @@ def test_errors_name_the_field_that_was_sent(server: Running, route: str, given:
         assert answer.status == 400 and answer.json["error"]["param"] == param, answer.content
     too_long = "max" in param or param in ("messages", "input")
     assert not too_long or answer.json["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_forms_in_the_fields_of_llama_cpp_and_earlier_vllm(server: Running, route: str) -> None:
+    base: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
+    base |= {"messages": [{"role": "user", "content": "a"}]} if route == CHAT else {"prompt": "a"}
+
+    def text(**given: Any) -> str:
+        (choice,) = server.ask(route, base | given).json["choices"]
+        made: str = choice["message"]["content"] if route == CHAT else choice["text"]
+        return made
+
+    schema = {"enum": ["b"]}
+    for asked in ({"json_schema": schema}, {"guided_json": schema}, {"guided_json": json.dumps(schema)}):
+        assert text(**asked) == '"b"'
+    for asked in ({"grammar": 'root ::= "b"'}, {"guided_grammar": 'start: "b"'}, {"guided_regex": "b"}):
+        assert text(**asked) == "b"
+    assert text(guided_choice=["b"], grammar="") == "b"
+    both = server.ask(route, base | {"grammar": 'root ::= "b"', "guided_regex": "b"})
+    assert both.status == 400 and "grammar and guided_regex" in both.json["error"]["message"].replace(
+        "guided_regex and grammar", "grammar and guided_regex"
+    )
+    wrong = server.ask(route, base | {"grammar": "root ::= x"}).json["error"]
+    assert wrong["param"] == "grammar" and wrong["message"].startswith("grammar: grammar, read as GBNF: ")
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_neutral_fields_of_llama_cpp(server: Running, route: str) -> None:
+    neutral = {"id_slot": -1, "n_keep": 0, "penalize_nl": True, "n_indent": 0, "t_max_predict_ms": 0, "lora": []}
+    neutral |= {"response_fields": [], "post_sampling_probs": False, "grammar_lazy": False, "chat_template_kwargs": {}}
+    body = {"messages": [{"role": "user", "content": "a"}]} if route == CHAT else {"prompt": "a"}
+    assert server.ask(route, body | neutral | {"max_tokens": 1}).status == 200
+    assert server.ask(route, body | {"lora": [{"id": 0}]}).json["error"]["param"] == "lora"

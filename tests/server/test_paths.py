@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.server.fields import ANTHROPIC, CHATTING, COMPARE, TEXT, VERIFY
-from karat.server.paths import usual_path
+from karat.server.paths import advice_on, usual_path
 
 ROUTES = [*CHATTING, *ANTHROPIC, TEXT, VERIFY, COMPARE, "/v1/models", "/v1/models/org/name"]
 
@@ -30,3 +30,9 @@ def test_others_stay(path: str) -> None:
 def test_it_settles_at_once(path: str) -> None:
     once = usual_path(path)
     assert usual_path(once) == once and once.startswith("/")
+
+
+def test_routes_of_other_servers_have_an_answer() -> None:
+    assert advice_on("/completion") == "use /v1/completions"
+    assert advice_on("/v1/embeddings") == advice_on("/rerank") == "embeddings and scores of texts are not there yet"
+    assert advice_on("/nothing") == "GET /docs lists the routes"

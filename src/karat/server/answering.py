@@ -149,7 +149,7 @@ class Answering:
         if asked is None:
             return names[0]
         if asked not in names:
-            text = f"there is no model {asked!r} here; served is {', '.join(names)}"
+            text = f"there is no model {asked!r} here; served is {', '.join(names)} (--served-model-name)"
             raise ApiError(404, text, param="model", code="model_not_found")
         return asked
 

@@ -123,7 +123,6 @@ def _refused(name: str, routes: tuple[str, ...], text: str, *off: Any) -> Field:
 
 
 _OLD_TOOLS = "it is of an older protocol; use tools and tool_choice"
-_NO_SCHEMA = "give structured_outputs: json, regex, choice or grammar"
 _NO_MIROSTAT = "use typical_p, which aims at the same surprise without a state"
 _NO_SOUND = "Karat has text alone; leave it out"
 
@@ -311,7 +310,15 @@ TABLE: tuple[Field, ...] = (
         "reasoning_effort; it has no effect with others.",
     ),
     _honoured("output_format", ANTHROPIC, Names, "As output_config.format, its newer name."),
-    _sampling("structured_outputs", Names, "One of json, regex, choice, grammar (vLLM's, by llguidance)."),
+    _sampling(
+        "structured_outputs", Names, "One of json, regex, choice, grammar (Lark's or GBNF): vLLM's, by llguidance."
+    ),
+    _honoured("json_schema", BOTH, Names, "As structured_outputs.json (llama.cpp's)."),
+    _honoured("grammar", BOTH, str, "As structured_outputs.grammar (llama.cpp's); empty for none."),
+    _honoured("guided_json", BOTH, Names | Text, "As structured_outputs.json (earlier vLLM's); so are the next three."),
+    _honoured("guided_regex", BOTH, Text, "As structured_outputs.regex."),
+    _honoured("guided_choice", BOTH, list[Text], "As structured_outputs.choice."),
+    _honoured("guided_grammar", BOTH, Text, "As structured_outputs.grammar."),
     # tools and reasoning
     _honoured(
         "tools",
@@ -426,6 +433,8 @@ TABLE: tuple[Field, ...] = (
         "request", (VERIFY,), dict[str, Any], "The request, whose prompt is compared; a receipt of digests needs it."
     ),
     _honoured("skip_special_tokens", (DETOKENIZE,), bool, "Special tokens are left out (default) or shown."),
+    _alias("content", "prompt", str, (TOKENIZE,)),  # llama.cpp's
+    _alias("add_special", "add_special_tokens", Flag, (TOKENIZE,)),
     # without effect on the answer
     _harmless("user", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),
     _harmless("safety_identifier", (*BOTH, RESPONSES), Text, "Nothing is kept about users."),
@@ -442,6 +451,9 @@ TABLE: tuple[Field, ...] = (
     ),
     _harmless("prompt_cache_options", (*BOTH, RESPONSES), Names, "Prefixes are found by their tokens."),
     _harmless("cache_prompt", BOTH, Literal[True], "Prefixes are always kept (llama.cpp's)."),
+    _harmless("id_slot", BOTH, int, "Prefixes are found wherever they are (llama.cpp's)."),
+    _harmless("n_keep", BOTH, int, "A context is never shifted (llama.cpp's)."),
+    _harmless("grammar_lazy", BOTH, Literal[False], "A grammar holds from the first token on (llama.cpp's)."),
     _harmless("include", BOTH, Annotated[list[Text], Meta(max_length=64)], "There is nothing to include."),
     _harmless("modalities", (CHAT,), list[Literal["text"]], "Answers are text."),
     _harmless("spaces_between_special_tokens", BOTH, Flag, "Tokens are never parted by spaces."),
@@ -461,12 +473,6 @@ TABLE: tuple[Field, ...] = (
     # refused
     _refused("functions", (CHAT,), _OLD_TOOLS, []),
     _refused("function_call", (CHAT,), _OLD_TOOLS, "none", "auto"),
-    _refused("guided_json", BOTH, _NO_SCHEMA),
-    _refused("guided_regex", BOTH, _NO_SCHEMA),
-    _refused("guided_choice", BOTH, _NO_SCHEMA),
-    _refused("guided_grammar", BOTH, _NO_SCHEMA),
-    _refused("grammar", BOTH, _NO_SCHEMA, ""),
-    _refused("json_schema", BOTH, _NO_SCHEMA),
     _refused("reasoning", (TEXT,), "there is none of a text; chats have it"),
     _refused("audio", (CHAT,), _NO_SOUND),
     _refused("prediction", (CHAT,), "there is no speculative decoding yet; leave it out"),
@@ -485,6 +491,14 @@ TABLE: tuple[Field, ...] = (
     _refused("dynatemp_range", BOTH, "the temperature is one number; leave it out", 0, 0.0),
     _refused("dynamic_temperature", BOTH, "the temperature is one number; leave it out", False),
     _refused("smoothing_factor", BOTH, "use min_p or top_n_sigma", 0, 0.0),
+    _refused("penalize_nl", BOTH, "line ends are penalised as other tokens are; leave it out", True),
+    _refused("n_indent", BOTH, "no indentation is asked for; leave it out", 0),
+    _refused("t_max_predict_ms", BOTH, "use max_tokens", 0, -1),
+    _refused("response_fields", BOTH, "answers are whole; leave it out", []),
+    _refused("post_sampling_probs", BOTH, "use explain; logprobs are those of the model", False),
+    _refused("samplers", BOTH, "the order is fixed (docs/sampling.md); leave it out", []),
+    _refused("lora", BOTH, "there are no adapters yet; leave it out", []),
+    _refused("chat_template_kwargs", (TEXT,), "a text has no template; chats have it", {}),
     _refused("min_keep", BOTH, "every sampler keeps one token at least; leave it out", 0, 1),
     _refused("tfs", BOTH, "use min_p or typical_p", 1, 1.0),
     _refused("tfs_z", BOTH, "use min_p or typical_p", 1, 1.0),

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from karat.server.errors import ApiError, of_any
 from karat.server.origins import Origins, answer_preflight
 from karat.server.page import files
-from karat.server.paths import usual_path
+from karat.server.paths import advice_on, usual_path
 from karat.server.protocols import errors_at
 from karat.server.request_log import checked_id, new_id, request_id, serving
 from karat.server.responses import GoneError, JsonBytes
@@ -84,7 +84,7 @@ class Gate:
             status = 499  # nginx's: the client closed the connection
         except HTTPException as error:
             code = _STATUS_CODES.get(error.status_code)
-            known = ApiError(error.status_code, f"{error.detail}; docs/serving.md lists the routes", code=code)
+            known = ApiError(error.status_code, f"{error.detail}; {advice_on(scope['path'])}", code=code)
             await _refuse(known, scope, receive, noting, started=status != 0)
         except Exception as error:  # noqa: BLE001 - the outermost frame of a request: a bug ends it alone
             await _refuse(of_any(error), scope, receive, noting, started=status != 0)

@@ -1,4 +1,4 @@
-"""usual_path: the route that a client means, where it writes its path in another way."""
+"""usual_path: the route that a client means, where it writes its path in another way; and what other servers have."""
 
 import re
 
@@ -10,6 +10,15 @@ _V1 = "/v1"
 _MODELS = "/models"
 _ANSWERING = [route for protocol in PROTOCOLS for route, _ in protocol.answers]
 _ROUTES = {route.removeprefix(_V1) for route in (*_ANSWERING, VERIFY, COMPARE, _V1 + _MODELS)}
+_NONE_YET = "embeddings and scores of texts are not there yet"
+_OF_OTHERS = {  # routes of llama.cpp, vLLM and Ollama, without /v1
+    **dict.fromkeys(("/completion", "/generate", "/api/generate"), "use /v1/completions"),
+    "/api/chat": "use /v1/chat/completions",
+    **dict.fromkeys(("/embedding", "/embeddings", "/api/embed", "/rerank", "/reranking", "/score"), _NONE_YET),
+    **dict.fromkeys(("/props", "/slots", "/api/tags", "/api/show"), "/v1/models and /metrics say what is served"),
+    "/apply-template": "use /render",
+    "/infill": "a text is continued at its end alone",
+}
 _SLASHES = re.compile("//+")
 
 
@@ -26,3 +35,8 @@ def usual_path(path: str) -> str:
     if path in _ROUTES or path.startswith(f"{_MODELS}/"):
         return _V1 + path
     return path
+
+
+def advice_on(path: str) -> str:
+    """What to ask in the place of a route that is not there."""
+    return _OF_OTHERS.get(path.removeprefix(_V1), "GET /docs lists the routes")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from decimal import Decimal
-from math import isfinite, lcm, prod
+from math import isfinite, lcm
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
+from karat.text.grammar_source import MAX_REPEATS, check_repeats, in_lark
 from karat.text.json_lark import written
 from karat.text.schema_rewriting import MAX_WHOLE, rewritten
 from karat.text.tokenizer import Tokenizer
@@ -22,14 +23,11 @@ from karat.text.tools.grammar import WHITESPACE, CallGrammar, lark_of
 MASK_THREADS = 1  # of all sequences together, beside the kernels
 MAX_DEPTH = 32  # of a schema
 MAX_NODES = 4096  # values in a schema
-MAX_REPEATS = 2000  # of a part of an expression or a grammar, and of items that a schema demands
 MAX_MULTIPLE = 10_000  # least common multiple of all multipleOf: the compiler makes about that many states
 MAX_TEXT = 8192  # characters of one text in a form: each step looks at all text that is forced
 MAX_PROPERTIES = 400  # of an object, in the order of a schema
-MAX_RULES = 500  # definitions of a grammar: the compiler follows them by recursion
 # llguidance would choose the tokens of a text that is forced, instead of the model.
 _HEADER = '%llguidance {"no_forcing": true}\n'
-_REPEAT = re.compile(r"(.?)(?:\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?)")
 _FAULTS = {  # how llguidance's errors begin, the keyword that they are about, and what is told instead of them
     "Invalid type:": ("type", None),
     "Resource ": ("$ref", None),
@@ -46,8 +44,6 @@ _DEAD_END = (
     "no text goes on from here: the form contradicts itself, or asks for a token that ends answers; expected one that "
     "can be kept to; change it"
 )
-_DIRECTIVE = re.compile(r"%(?:json|lark|llguidance|regex)\b")
-_DEFINITION = re.compile(r"^\s*[?!]?[A-Za-z_]\w*[^:\n]*:", re.MULTILINE)
 
 
 class GrammarCompiler:
@@ -227,8 +223,7 @@ def _source(form: StructuredOutputs, tokenizer: Tokenizer) -> tuple[str, str]:
         asked = CallGrammar.decoded(form.tool_calls)
         return "tool_calls", _lark(lark_of(asked, tokenizer, _checked, lambda other: _term(other)[1], _in_json))
     if form.grammar is not None:
-        _check_grammar(form.grammar)
-        return "grammar", _lark(form.grammar)
+        return "grammar", _lark(in_lark(form.grammar))
     name, term = _term(form)
     return name, _lark(f"start: {term}")
 
@@ -241,33 +236,18 @@ def _term(form: StructuredOutputs) -> tuple[str, str]:
     for text in (form.regex, *(form.choice or ())):
         _check_text(text)
     if form.regex is not None:
-        _check_repeats("regex", form.regex)
+        check_repeats("regex", form.regex)
         return "regex", f"/{regex_to_lark(form.regex, '')}/"
     if form.choice is not None:
         return "choice", " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(form.choice))
     assert form.grammar is not None
-    _check_grammar(form.grammar)
-    return "grammar", f"%lark {{\n{form.grammar}\n}}"
+    return "grammar", f"%lark {{\n{in_lark(form.grammar)}\n}}"
 
 
 def _in_json(form: StructuredOutputs) -> str:
     """A term for what JSON writes between quotes for a text of this form."""
     _term(form)  # refuses what is too large
     return f"%lark {{\n{written(form)}\n}}"
-
-
-def _check_grammar(grammar: str) -> None:
-    if found := _DIRECTIVE.search(grammar):
-        raise RequestError(
-            f"structured_outputs: grammar: {found[0]} is not supported; use json or regex, or leave it out",
-            param="structured_outputs",
-        )
-    if len(_DEFINITION.findall(grammar)) > MAX_RULES or grammar.count("->") > MAX_RULES:
-        raise RequestError(
-            f"structured_outputs: grammar has too many rules; expected at most {MAX_RULES}; shorten it",
-            param="structured_outputs",
-        )
-    _check_repeats("grammar", grammar, nested=True)
 
 
 def _with_options(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -377,7 +357,7 @@ def _check_keywords(schema: Mapping[str, Any]) -> None:
         value = schema.get(name)
         for expression in value if isinstance(value, Mapping) else [value]:
             if isinstance(expression, str):
-                _check_repeats(f"json: {name}", expression)
+                check_repeats(f"json: {name}", expression)
 
 
 def _check_integers(schema: Mapping[str, Any]) -> None:
@@ -397,21 +377,3 @@ def _too_large(name: str, value: int) -> RequestError:
         "text",
         param="structured_outputs",
     )
-
-
-def _check_repeats(what: str, text: str, *, nested: bool = False) -> None:
-    """RequestError where repetitions of repetitions may come to more than MAX_REPEATS.
-
-    Unless `nested`, only a repetition of a group or of a repetition counts as one of several.
-    """
-    outer, inner = [1], [1]
-    for before, *numbers in _REPEAT.findall(text):
-        count = max((int(number[:12]) for number in numbers if number), default=1)
-        (outer if nested or before in (")", "}", "?", "*", "+") else inner).append(max(1, count))
-    repeats = prod(outer) * max(inner) if len(outer) < 1000 else MAX_REPEATS + 1
-    if repeats > MAX_REPEATS:
-        raise RequestError(
-            f"structured_outputs: {what} may repeat a part {repeats:.0e} times; expected at most {MAX_REPEATS}; "
-            "lower the numbers in its braces",
-            param="structured_outputs",
-        )

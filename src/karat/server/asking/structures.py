@@ -7,9 +7,22 @@ from karat.errors import RequestError
 from karat.request import StructuredOutputs
 from karat.server.errors import invalid
 
+# Fields of llama.cpp and of earlier vLLM, and what they are of structured_outputs.
+_OTHERS: Mapping[str, str] = {
+    "json_schema": "json",
+    "grammar": "grammar",
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+
 
 def structure_field(values: Mapping[str, Any]) -> str:
     """The field of a request that gives the form of the answer, if one does."""
+    for name in _OTHERS:
+        if values.get(name):
+            return name
     if "structured_outputs" not in values:
         for name in ("response_format", "output_format"):
             if name in values:
@@ -25,15 +38,18 @@ def structured(name: str, schema: Mapping[str, Any] | None, values: Mapping[str,
 
     400 if both are given, and for a wrong form.
     """
-    wanted = values.get("structured_outputs")
-    if wanted is None and schema is None:
+    given: dict[str, Any] = {name: {"json": schema}} if schema is not None else {}
+    given |= {field: {kind: values[field]} for field, kind in _OTHERS.items() if values.get(field)}
+    if (wanted := values.get("structured_outputs")) is not None:
+        given["structured_outputs"] = wanted
+    if not given:
         return {}
-    if wanted is not None and schema is not None:
-        raise invalid("structured_outputs", f"structured_outputs and {name}; give one of them")
+    if len(given) > 1:
+        raise invalid(next(reversed(given)), f"{' and '.join(reversed(given))}; give one of them")
+    ((field, form),) = given.items()
     try:
-        return {"structured_outputs": StructuredOutputs(**({"json": schema} if wanted is None else wanted))}
+        return {"structured_outputs": StructuredOutputs(**form)}
     except RequestError as error:
-        field = name if wanted is None else "structured_outputs"
         raise invalid(field, named(error, field)) from error
 
 

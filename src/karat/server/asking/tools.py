@@ -62,7 +62,10 @@ class Tools:
         if not self.functions:
             return
         if not dialect.knows_tools:
-            text = "tools: the model's chat template has no place for tools; use another model, or tool_choice none"
+            text = (
+                "tools: the model's chat template has no place for tools; use another model, a template that has one "
+                "(karat serve --chat-template FILE), or tool_choice none"
+            )
             raise invalid("tools", text, "unsupported_field")
         if dialect.form is None:
             text = (
