@@ -37,22 +37,42 @@ inline constexpr std::size_t kPanelGroups = 4;
 // Kernels may read up to 3 bytes past the end of a packed matrix; the values are not used.
 inline constexpr std::size_t kPackedSlack = 3;
 
-enum class Format : int { f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs };
-inline constexpr int kNumFormats = 15;
+// The stored formats that have kernels, each once: its name in GGUF, which is also that of the struct by which kernels
+// read it (formats.h). The enum, the table and the switches between kernels (linear.h) are made of these lists.
+// X(name, bytes of a number)
+#define KARAT_FLOAT_FORMATS(X) X(F32, 4) X(F16, 2) X(BF16, 2)
+// X(name, columns of a block, bytes of a block, where its 16-bit scale lies if those are no multiple of 4)
+#define KARAT_BLOCK_FORMATS(X) \
+    X(Q8_0, 32, 34, 0)         \
+    X(Q4_0, 32, 18, 0)         \
+    X(Q4_1, 32, 20, 0)         \
+    X(Q5_0, 32, 22, 0)         \
+    X(Q5_1, 32, 24, 0)         \
+    X(Q2_K, 256, 84, 0)        \
+    X(Q3_K, 256, 110, 108)     \
+    X(Q4_K, 256, 144, 0)       \
+    X(Q5_K, 256, 176, 0)       \
+    X(Q6_K, 256, 210, 208)     \
+    X(IQ4_NL, 32, 18, 0)       \
+    X(IQ4_XS, 256, 136, 0)
+
+#define KARAT_NAME(name, ...) name,
+enum class Format : int { KARAT_FLOAT_FORMATS(KARAT_NAME) KARAT_BLOCK_FORMATS(KARAT_NAME) };
+#undef KARAT_NAME
 
 struct FormatInfo {
     const char* name;
     std::size_t block_columns;
     std::size_t block_bytes;
-    std::size_t scale_at;  // where a block's 16-bit scale lies, if block_bytes is no multiple of 4
+    std::size_t scale_at;
 };
 
-inline constexpr FormatInfo kFormats[kNumFormats] = {
-    {"F32", 1, 4, 0},        {"F16", 1, 2, 0},        {"BF16", 1, 2, 0},       {"Q8_0", 32, 34, 0},
-    {"Q4_0", 32, 18, 0},     {"Q4_1", 32, 20, 0},     {"Q5_0", 32, 22, 0},     {"Q5_1", 32, 24, 0},
-    {"Q2_K", 256, 84, 0},    {"Q3_K", 256, 110, 108}, {"Q4_K", 256, 144, 0},   {"Q5_K", 256, 176, 0},
-    {"Q6_K", 256, 210, 208}, {"IQ4_NL", 32, 18, 0},   {"IQ4_XS", 256, 136, 0},
-};
+#define KARAT_FLOATS(name, bytes) {#name, 1, bytes, 0},
+#define KARAT_BLOCKS(name, ...) {#name, __VA_ARGS__},
+inline constexpr FormatInfo kFormats[] = {KARAT_FLOAT_FORMATS(KARAT_FLOATS) KARAT_BLOCK_FORMATS(KARAT_BLOCKS)};
+#undef KARAT_FLOATS
+#undef KARAT_BLOCKS
+inline constexpr int kNumFormats = sizeof kFormats / sizeof kFormats[0];
 
 struct Matrix {
     Format format;

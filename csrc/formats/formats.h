@@ -1,5 +1,5 @@
-// How the kernels read each stored format. A new block format is one struct below, and its lines in packed.h and
-// linear.h (docs/adding-a-format.md).
+// How the kernels read each stored format. A new block format is one struct below, and its line in packed.h
+// (docs/adding-a-format.md).
 //
 // A block format is cut into sub-blocks of `kSub` columns (16 or 32) that share a scale, and a minimum where the format
 // has one: weight = scale * code + minimum. Codes are small integers: `Codes::of(block, s, c)` has those of columns
@@ -10,17 +10,21 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
+// Sizes of a block, and of a number.
+template <Format format>
+struct Sizes {
+    static constexpr int kColumns = static_cast<int>(kFormats[static_cast<int>(format)].block_columns);
+    static constexpr int kBytes = static_cast<int>(kFormats[static_cast<int>(format)].block_bytes);
+};
+
 // Stored floats: columns are read one by one.
-struct F32 {
-    static constexpr int kBytes = 4;
+struct F32 : Sizes<Format::F32> {
     static KARAT_INLINE f32x16 read(const std::uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
 };
-struct F16 {
-    static constexpr int kBytes = 2;
+struct F16 : Sizes<Format::F16> {
     static KARAT_INLINE f32x16 read(const std::uint8_t* p) { return load_f16(p); }
 };
-struct BF16 {
-    static constexpr int kBytes = 2;
+struct BF16 : Sizes<Format::BF16> {
     static KARAT_INLINE f32x16 read(const std::uint8_t* p) { return load_bf16(p); }
 };
 
@@ -44,8 +48,8 @@ struct ScaleAndMinimum {  // word 0
     KARAT_INLINE f32x16 minimum(const Block&, int) const { return least; }
 };
 
-struct Q8_0 {
-    static constexpr int kColumns = 32, kBytes = 34, kSub = 32;
+struct Q8_0 : Sizes<Format::Q8_0> {
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = false;
     struct Codes {
         static constexpr int kZero = 128, kLargest = 255;
@@ -82,22 +86,22 @@ struct NonLinear {
     }
 };
 
-struct Q4_0 {
-    static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
+struct Q4_0 : Sizes<Format::Q4_0> {
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = false;
     using Codes = HalfBytes<0, 8>;
     using Scales = ScaleBefore;
 };
 
-struct IQ4_NL {
-    static constexpr int kColumns = 32, kBytes = 18, kSub = 32;
+struct IQ4_NL : Sizes<Format::IQ4_NL> {
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = false;
     using Codes = NonLinear<0, 0>;
     using Scales = ScaleBefore;
 };
 
-struct Q4_1 {  // word 0: scale and minimum
-    static constexpr int kColumns = 32, kBytes = 20, kSub = 32;
+struct Q4_1 : Sizes<Format::Q4_1> {  // word 0: scale and minimum
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = true;
     using Codes = HalfBytes<1, 0>;
     using Scales = ScaleAndMinimum;
@@ -114,15 +118,15 @@ struct FiveBits {
     }
 };
 
-struct Q5_0 {
-    static constexpr int kColumns = 32, kBytes = 22, kSub = 32;
+struct Q5_0 : Sizes<Format::Q5_0> {
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = false;
     using Codes = FiveBits<0, 16>;
     using Scales = ScaleBefore;
 };
 
-struct Q5_1 {  // word 0: scale and minimum
-    static constexpr int kColumns = 32, kBytes = 24, kSub = 32;
+struct Q5_1 : Sizes<Format::Q5_1> {  // word 0: scale and minimum
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = true;
     using Codes = FiveBits<1, 0>;
     using Scales = ScaleAndMinimum;
@@ -133,8 +137,8 @@ struct Q5_1 {  // word 0: scale and minimum
 // `s` is the sub-block. Where 16 columns share a scale, a file has sub-block s in half n = s / 8 of the block, at bits
 // 2 r with r = s % 8 / 2, in the first or second 16 bytes (s % 2) of 32. Q2_K and Q3_K are arranged anew (packed.cpp).
 
-struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and minimum of the block
-    static constexpr int kColumns = 256, kBytes = 84, kSub = 16;
+struct Q2_K : Sizes<Format::Q2_K> {  // 16 bytes of scales and minima, 64 of codes, then scale and minimum of the block
+    static constexpr int kSub = 16;
     static constexpr bool kHasMinimum = true;
     struct Codes {
         static constexpr int kZero = 0, kLargest = 3;
@@ -157,8 +161,8 @@ struct Q2_K {  // 16 bytes of scales and minima, 64 of codes, then scale and min
     };
 };
 
-struct Q3_K {  // 96 bytes of codes, 12 of scales
-    static constexpr int kColumns = 256, kBytes = 110, kSub = 16;
+struct Q3_K : Sizes<Format::Q3_K> {  // 96 bytes of codes, 12 of scales
+    static constexpr int kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {  // of two sub-blocks three words: low bits of the first, of the second, third bits of both
         static constexpr int kZero = 4, kLargest = 7;
@@ -201,8 +205,9 @@ private:
     }
 };
 
-struct Q4_K {  // word 0: scale and minimum of the block; 12 bytes of scales and minima; 128 of codes
-    static constexpr int kColumns = 256, kBytes = 144, kSub = 32;
+// Word 0: scale and minimum of the block; then 12 bytes of scales and minima, 128 of codes.
+struct Q4_K : Sizes<Format::Q4_K> {
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
         static constexpr int kZero = 0, kLargest = 15;
@@ -214,8 +219,8 @@ struct Q4_K {  // word 0: scale and minimum of the block; 12 bytes of scales and
     using Scales = SixBitScales;
 };
 
-struct Q5_K {  // as Q4_K, with 32 bytes of fifth bits before the codes
-    static constexpr int kColumns = 256, kBytes = 176, kSub = 32;
+struct Q5_K : Sizes<Format::Q5_K> {  // as Q4_K, with 32 bytes of fifth bits before the codes
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = true;
     struct Codes {
         static constexpr int kZero = 0, kLargest = 31;
@@ -227,8 +232,8 @@ struct Q5_K {  // as Q4_K, with 32 bytes of fifth bits before the codes
     using Scales = SixBitScales;
 };
 
-struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
-    static constexpr int kColumns = 256, kBytes = 210, kSub = 16;
+struct Q6_K : Sizes<Format::Q6_K> {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
+    static constexpr int kSub = 16;
     static constexpr bool kHasMinimum = false;
     struct Codes {
         static constexpr int kZero = 32, kLargest = 63;
@@ -247,8 +252,9 @@ struct Q6_K {  // 128 bytes of low halves, 64 of two high bits, 16 signed scales
     };
 };
 
-struct IQ4_XS {  // word 0: scale, and two high bits of each sub-block's; word 1: their low halves; 128 bytes of codes
-    static constexpr int kColumns = 256, kBytes = 136, kSub = 32;
+// Word 0: scale, and two high bits of each sub-block's; word 1: their low halves; then 128 bytes of codes.
+struct IQ4_XS : Sizes<Format::IQ4_XS> {
+    static constexpr int kSub = 32;
     static constexpr bool kHasMinimum = false;
     using Codes = NonLinear<2, 4>;
     struct Scales {

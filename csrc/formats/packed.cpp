@@ -108,10 +108,10 @@ struct Arrangement {
 constexpr std::size_t kMostWords = 24;
 
 Arrangement arrangement_of(Format format) {
-    if (format == Format::q5_0) return {kMovesQ5<0>, 0, 1};
-    if (format == Format::q5_1) return {kMovesQ5<1>, 1, 1};
-    if (format == Format::q2_k) return {kMovesQ2K, 4, 16};
-    if (format == Format::q3_k) return {kMovesQ3K, 0, 24};
+    if (format == Format::Q5_0) return {kMovesQ5<0>, 0, 1};
+    if (format == Format::Q5_1) return {kMovesQ5<1>, 1, 1};
+    if (format == Format::Q2_K) return {kMovesQ2K, 4, 16};
+    if (format == Format::Q3_K) return {kMovesQ3K, 0, 24};
     return {};
 }
 

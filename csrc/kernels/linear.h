@@ -105,38 +105,22 @@ template <class Fmt>
 inline constexpr bool kIsBlock = requires { typename Fmt::Codes; };
 
 // Calls f.run<Fmt>() with the type that the kernels know a format by: of stored floats, or of blocks.
-template <class Fmt, Format format, class F>
-KARAT_INLINE void run_as(const F& f) {
-    constexpr FormatInfo info = kFormats[static_cast<int>(format)];
-    static_assert(Fmt::kBytes == info.block_bytes && kIsBlock<Fmt> == (info.block_columns > 1));
-    f.template run<Fmt>();
-}
+#define KARAT_RUN(name, ...) \
+    case Format::name: return f.template run<name>();
 template <class F>
 KARAT_INLINE void with_floats(Format format, const F& f) {
     switch (format) {
-        case Format::f32: return run_as<F32, Format::f32>(f);
-        case Format::f16: return run_as<F16, Format::f16>(f);
-        case Format::bf16: return run_as<BF16, Format::bf16>(f);
+        KARAT_FLOAT_FORMATS(KARAT_RUN)
         default: return;
     }
 }
 template <class F>
 KARAT_INLINE void with_blocks(Format format, const F& f) {
     switch (format) {
-        case Format::q8_0: return run_as<Q8_0, Format::q8_0>(f);
-        case Format::q4_0: return run_as<Q4_0, Format::q4_0>(f);
-        case Format::q4_1: return run_as<Q4_1, Format::q4_1>(f);
-        case Format::q5_0: return run_as<Q5_0, Format::q5_0>(f);
-        case Format::q5_1: return run_as<Q5_1, Format::q5_1>(f);
-        case Format::q2_k: return run_as<Q2_K, Format::q2_k>(f);
-        case Format::q3_k: return run_as<Q3_K, Format::q3_k>(f);
-        case Format::q4_k: return run_as<Q4_K, Format::q4_k>(f);
-        case Format::q5_k: return run_as<Q5_K, Format::q5_k>(f);
-        case Format::q6_k: return run_as<Q6_K, Format::q6_k>(f);
-        case Format::iq4_nl: return run_as<IQ4_NL, Format::iq4_nl>(f);
-        case Format::iq4_xs: return run_as<IQ4_XS, Format::iq4_xs>(f);
+        KARAT_BLOCK_FORMATS(KARAT_RUN)
         default: return;
     }
 }
+#undef KARAT_RUN
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -60,12 +60,12 @@ std::uint16_t small_half(std::uint32_t random) {  // 2^-7 … 2^-5, either sign
 // Where a block has halves that scale it; elsewhere any bits will do.
 std::vector<std::size_t> halves_of(Format format) {
     switch (format) {
-        case Format::q4_1:
-        case Format::q5_1:
-        case Format::q4_k:
-        case Format::q5_k: return {0, 2};
-        case Format::q2_k: return {80, 82};
-        case Format::q6_k: return {208};
+        case Format::Q4_1:
+        case Format::Q5_1:
+        case Format::Q4_K:
+        case Format::Q5_K: return {0, 2};
+        case Format::Q2_K: return {80, 82};
+        case Format::Q6_K: return {208};
         default: return {kFormats[static_cast<int>(format)].scale_at};
     }
 }
@@ -87,8 +87,8 @@ MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint
     for (std::size_t at = 0; at < stored.size(); at += info.block_bytes) {
         const float value = static_cast<float>(static_cast<std::int32_t>(next(seed)) >> 8) * 0x1p-26f;
         const std::uint16_t brain = static_cast<std::uint16_t>(bits(value) >> 16);
-        if (format == Format::f32) std::memcpy(&stored[at], &value, 4);
-        else if (format == Format::bf16) std::memcpy(&stored[at], &brain, 2);
+        if (format == Format::F32) std::memcpy(&stored[at], &value, 4);
+        else if (format == Format::BF16) std::memcpy(&stored[at], &brain, 2);
         else
             for (const std::size_t offset : halves_of(format)) {
                 const std::uint16_t half = small_half(next(seed));
@@ -123,7 +123,7 @@ void elementwise(const Kernels& kernels) {
 
 // All values of two bytes.
 void stored_halves(const Kernels& kernels) {
-    for (const Format format : {Format::f16, Format::bf16}) {
+    for (const Format format : {Format::F16, Format::BF16}) {
         Matrix shape{format, 512, 128, nullptr};
         std::vector<std::uint16_t> stored(shape.rows * shape.columns);
         for (std::size_t i = 0; i < stored.size(); ++i) stored[i] = static_cast<std::uint16_t>(i);
@@ -240,14 +240,14 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
     const auto weight = [&](Format format, std::size_t rows, std::size_t columns) {
         return matrix(format, rows, columns, ++seed);
     };
-    Plan::Register x = plan.embedding(weight(Format::f32, kVocab, kHidden));
+    Plan::Register x = plan.embedding(weight(Format::F32, kVocab, kHidden));
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
         // Each in a statement of its own: compilers evaluate a call's arguments in the order they like.
-        const std::vector<MatrixRef> projections{weight(Format::q4_0, kHeads * kDim, kHidden),
-                                                 weight(Format::q8_0, kKvHeads * kDim, kHidden),
-                                                 weight(Format::f16, kKvHeads * kDim, kHidden)};
-        const std::vector<MatrixRef> gate_up{weight(Format::q8_0, 160, kHidden), weight(Format::q4_0, 160, kHidden)};
-        const MatrixRef o = weight(Format::bf16, kHidden, kHeads * kDim), down = weight(Format::f16, kHidden, 160);
+        const std::vector<MatrixRef> projections{weight(Format::Q4_0, kHeads * kDim, kHidden),
+                                                 weight(Format::Q8_0, kKvHeads * kDim, kHidden),
+                                                 weight(Format::F16, kKvHeads * kDim, kHidden)};
+        const std::vector<MatrixRef> gate_up{weight(Format::Q8_0, 160, kHidden), weight(Format::Q4_0, 160, kHidden)};
+        const MatrixRef o = weight(Format::BF16, kHidden, kHeads * kDim), down = weight(Format::F16, kHidden, 160);
         const VectorRef q_bias = vector(kHeads * kDim, ++seed), q_norm = vector(kDim, ++seed);
         const VectorRef before = vector(kHidden, ++seed), between = vector(kHidden, ++seed);
 
@@ -261,7 +261,7 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
     }
     const Plan::Register wanted = plan.select(x);
     const Plan::Register last = plan.rms_norm(wanted, vector(kHidden, ++seed), 1e-6);
-    const Plan::Register logits = plan.linear(last, {weight(Format::f32, kVocab, kHidden)}, {nullptr}, one_leaf)[0];
+    const Plan::Register logits = plan.linear(last, {weight(Format::F32, kVocab, kHidden)}, {nullptr}, one_leaf)[0];
     plan.finish(330, 3, 3, 512, {logits, x});
 
     const std::string name = std::string("model, cache ") +

@@ -37,13 +37,13 @@ std::uint32_t random(std::uint32_t seed, std::size_t i) {
 // Bytes of a block at which 16-bit numbers begin: scales, and minimums.
 std::vector<std::size_t> halves_of(Format format) {
     switch (format) {
-        case Format::q4_1:
-        case Format::q5_1:
-        case Format::q4_k:
-        case Format::q5_k: return {0, 2};
-        case Format::q2_k: return {80, 82};
-        case Format::q3_k: return {108};
-        case Format::q6_k: return {208};
+        case Format::Q4_1:
+        case Format::Q5_1:
+        case Format::Q4_K:
+        case Format::Q5_K: return {0, 2};
+        case Format::Q2_K: return {80, 82};
+        case Format::Q3_K: return {108};
+        case Format::Q6_K: return {208};
         default: return {0};
     }
 }
