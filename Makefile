@@ -23,9 +23,9 @@ KEY := $(shell { pwd; $(PYTHON) -V; echo karat-llm; } 2>&1 | cksum | cut -d ' ' 
 LOGS := $(VENV)/logs
 STAMPS := $(VENV)/stamps-$(KEY)
 TOTAL := 3
-NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*/*)
-CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp tests/native/*.h tests/native/*/*.h tests/native/*.cpp benchmarks/*.cpp \
-    benchmarks/gpu/*.h benchmarks/gpu/*.cu)
+NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*/* csrc/*/*/*)
+CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp tests/native/*.h tests/native/*/*.h \
+    tests/native/*.cpp benchmarks/*.cpp benchmarks/gpu/*.h benchmarks/gpu/*.cu)
 
 .PHONY: help
 help:

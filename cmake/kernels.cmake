@@ -101,9 +101,10 @@ set(integer_sources ${arranged_integer_sources} ${shared_integer_sources})
 list(TRANSFORM linear_sources PREPEND "${source_dir}/")
 list(TRANSFORM other_sources PREPEND "${source_dir}/")
 set(native_sources formats/packed.cpp group/collective.cpp kernels/sampling.cpp plan/finish.cpp plan/fuse.cpp
-    plan/lower.cpp plan/plan.cpp plan/plan_group.cpp plan/plan_ops.cpp plan/plan_run.cpp runtime/isa.cpp
-    runtime/memory.cpp runtime/pool.cpp)
+    plan/plan.cpp plan/step.cpp plan/weights.cpp runtime/isa.cpp runtime/memory.cpp runtime/pool.cpp)
 list(TRANSFORM native_sources PREPEND "${source_dir}/")
+file(GLOB op_sources CONFIGURE_DEPENDS "${source_dir}/plan/ops/*.cpp")  # an op is a file
+list(APPEND native_sources ${op_sources})
 set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>:KARAT_ARM>)
 set(isas "")   # builds to ask for
 set(parts "")  # what other builds take from one that is none

@@ -2,7 +2,8 @@
 
 #include <map>
 
-#include "plan/plan_ops.h"
+#include "plan/ops/elementwise.h"
+#include "plan/ops/linear.h"
 
 namespace karat {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 // How many times each register is read: by ops, and after the run.
 class Readers {
 public:
-    Readers(const std::vector<std::unique_ptr<Op>>& ops, const Registers& kept) {
+    Readers(const Ops& ops, const Registers& kept) {
         for (const auto& op : ops)
             for (const Register reg : op->reads()) ++counts_[reg];
         for (const Register reg : kept) ++counts_[reg];
@@ -36,9 +37,12 @@ bool swiglu_into_gate_and_up(Op& first, const Op& second, const Readers& readers
     return true;
 }
 
-// `sum` adds a residual to the only result of `linear`, which nothing else reads: the layer adds it as it stores.
-bool residual_into(LinearOp* linear, const AddOp* sum, const Readers& readers) {
-    if (!linear || !sum || linear->out != Registers{sum->y} || linear->residual >= 0 || readers.of(sum->y) != 1)
+// A sum adds a residual to the only result of a layer, which nothing else reads: the layer adds it as it stores.
+bool takes_residual(Op& first, const Op& second, const Readers& readers, bool over_ranks) {
+    auto* const linear = dynamic_cast<LinearOp*>(&first);
+    const auto* const sum = dynamic_cast<const AddOp*>(&second);
+    if (!linear || !sum || linear->collective.has_value() != over_ranks || linear->out != Registers{sum->y} ||
+        linear->residual || readers.of(sum->y) != 1)
         return false;
     linear->residual = sum->x;
     linear->out = {sum->out};
@@ -46,16 +50,12 @@ bool residual_into(LinearOp* linear, const AddOp* sum, const Readers& readers) {
 }
 
 bool residual_into_linear(Op& first, const Op& second, const Readers& readers) {
-    auto* const linear = dynamic_cast<LinearOp*>(&first);
-    if (linear && linear->collective >= 0) return false;
-    return residual_into(linear, dynamic_cast<const AddOp*>(&second), readers);
+    return takes_residual(first, second, readers, false);
 }
 
 // The same where ranks' sums are added first: AllReduceOp adds the residual.
 bool residual_into_all_reduce(Op& first, const Op& second, const Readers& readers) {
-    auto* const linear = dynamic_cast<LinearOp*>(&first);
-    if (linear && linear->collective < 0) return false;
-    return residual_into(linear, dynamic_cast<const AddOp*>(&second), readers);
+    return takes_residual(first, second, readers, true);
 }
 
 struct Rule {
@@ -70,10 +70,10 @@ constexpr Rule kRules[] = {
 
 }  // namespace
 
-std::vector<std::string> fuse(std::vector<std::unique_ptr<Op>>& ops, const Registers& kept) {
+std::vector<std::string> fuse(Ops& ops, const Registers& kept) {
     const Readers readers(ops, kept);
     std::vector<std::string> applied;
-    std::vector<std::unique_ptr<Op>> joined;
+    Ops joined;
     bool may_join = false;  // an op is joined with one other at most
     for (auto& op : ops) {
         const Rule* found = nullptr;

@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "group/collective.h"
+#include "plan/ops/ops.h"
 #include "plan/plan.h"
 #include "python/constants_module.h"
 #include "python/gil.h"
@@ -70,12 +71,12 @@ CacheRef cache_of(const std::string& dtype, std::size_t layers, std::size_t slot
 
 Rows rows_of(bool wanted) { return wanted ? Rows::wanted : Rows::tokens; }
 
-using Overflow = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
+using Lost = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
 using Scores = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids slots, Ids query_starts,
-                                 Ids context_lens, In<std::int32_t, 2> block_tables, Ids wanted, std::size_t block_size,
-                                 std::optional<Scores> scores, std::size_t score_seq) {
+std::optional<Lost> run_step(Plan& plan, Ids token_ids, Ids positions, Ids slots, Ids query_starts, Ids context_lens,
+                             In<std::int32_t, 2> block_tables, Ids wanted, std::size_t block_size,
+                             std::optional<Scores> scores, std::size_t score_seq) {
     const std::size_t tokens = token_ids.shape(0), seqs = context_lens.shape(0);
     if (positions.shape(0) != tokens || slots.shape(0) != tokens || query_starts.shape(0) != seqs + 1 ||
         block_tables.shape(0) != seqs)
@@ -90,28 +91,32 @@ std::optional<Overflow> run_step(Plan& plan, Ids token_ids, Ids positions, Ids s
     };
     const std::int32_t* const starts = copied(query_starts);
     const std::int32_t* const contexts = copied(context_lens);
-    const StepInput input{
+    StepInput input{
         .batch = {tokens, seqs, block_tables.shape(1), block_size, copied(positions), copied(slots), starts, contexts,
                   copied(block_tables)},
         .token_ids = copied(token_ids),
         .wanted = copied(wanted),
         .num_wanted = wanted.shape(0),
     };
-    if (scores && (score_seq >= seqs || scores->shape(0) != plan.num_heads() ||
-                   scores->shape(1) != static_cast<std::size_t>(starts[score_seq + 1] - starts[score_seq]) ||
-                   scores->shape(2) != static_cast<std::size_t>(contexts[score_seq])))
-        throw std::invalid_argument("scores of another shape than the sequence's");
-    float* score_data = scores ? scores->data() : nullptr;
-    Plan::Overflow lost;
+    if (scores) {
+        if (score_seq >= seqs ||
+            scores->shape(1) != static_cast<std::size_t>(starts[score_seq + 1] - starts[score_seq]) ||
+            scores->shape(2) != static_cast<std::size_t>(contexts[score_seq]))
+            throw std::invalid_argument("scores of another shape than the sequence's");
+        input.scores = scores->data();
+        input.score_seq = score_seq;
+        input.score_heads = scores->shape(0);
+    }
+    Overflow lost;
     {
         const GilReleased released;
-        lost = plan.run(input, score_data, score_seq);
+        lost = plan.run(input);
     }
     if (!lost.found) return std::nullopt;
-    return Overflow{lost.layer, lost.is_value, lost.token, lost.head, lost.number};
+    return Lost{lost.layer, lost.is_value, lost.token, lost.head, lost.number};
 }
 
-void fill(Plan& plan, Plan::Register reg, In<float, 2> values) {
+void fill(Plan& plan, Register reg, In<float, 2> values) {
     require(plan.finished(), "the plan is not finished");
     if (values.shape(1) != plan.width(reg) || values.shape(0) > plan.max_rows(reg))
         throw std::invalid_argument("rows that do not fit the register");
@@ -156,7 +161,7 @@ TransportRef transport(const std::shared_ptr<SharedMemory>& memory) {
     return transport_of(memory);
 }
 
-nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Plan::Register reg) {
+nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Register reg) {
     Plan& plan = nb::cast<Plan&>(self);
     require(plan.finished(), "the plan is not finished");
     return nb::ndarray<nb::numpy, float, nb::ndim<2>>(plan.data(reg), {plan.rows(reg), plan.width(reg)}, self);
@@ -223,31 +228,36 @@ NB_MODULE(_native, m) {
         .def(
             "input", [](Plan& self, std::size_t width, bool wanted) { return self.input(width, rows_of(wanted)); },
             nb::arg("width"), nb::arg("wanted") = false)
-        .def("embedding", &Plan::embedding)
+        .def("embedding", &record::embedding)
         .def("embedding_over",
              [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table,
                 std::vector<std::uint32_t> ends) {
-                 return self.embedding_over(transport(group), std::move(table), std::move(ends));
+                 return record::embedding_over(self, transport(group), std::move(table), std::move(ends));
              })
+        .def("rms_norm", &record::rms_norm)
+        .def("linear", &record::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("leaf_ends"))
         .def(
             "linear_over",
-            [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, MatrixRef weight,
-               VectorRef bias, std::vector<std::uint32_t> leaf_ends) {
-                return self.linear_over(transport(group), x, std::move(weight), std::move(bias), std::move(leaf_ends));
+            [](Plan& self, const std::shared_ptr<SharedMemory>& group, Register x, MatrixRef weight, VectorRef bias,
+               std::vector<std::uint32_t> leaf_ends) {
+                return record::linear_over(self, transport(group), x, std::move(weight), std::move(bias),
+                                           std::move(leaf_ends));
             },
             nb::arg("group"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("leaf_ends"))
-        .def("gather", [](Plan& self, const std::shared_ptr<SharedMemory>& group, Plan::Register x, std::size_t first,
-                          std::size_t width) { return self.gather(transport(group), x, first, width); })
-        .def("rms_norm", &Plan::rms_norm)
-        .def("linear", &Plan::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("leaf_ends"))
-        .def("silu_mul", &Plan::silu_mul)
-        .def("add", &Plan::add)
-        .def("rope", &Plan::rope)
-        .def("kv_write", &Plan::kv_write)
-        .def("attention", &Plan::attention)
-        .def("select", &Plan::select)
-        .def("finish", &Plan::finish, nb::arg("max_tokens"), nb::arg("max_wanted"), nb::arg("max_seqs"),
-             nb::arg("max_context"), nb::arg("kept"), nb::arg("fusing") = true)
+        .def("gather", [](Plan& self, const std::shared_ptr<SharedMemory>& group, Register x, std::size_t first,
+                          std::size_t width) { return record::gather(self, transport(group), x, first, width); })
+        .def("silu_mul", &record::silu_mul)
+        .def("add", &record::add)
+        .def("rope", &record::rope)
+        .def("kv_write", &record::kv_write)
+        .def("attention", &record::attention)
+        .def("select", &record::select)
+        .def(
+            "finish",
+            [](Plan& self, std::size_t tokens, std::size_t wanted, std::size_t seqs, std::size_t context,
+               const Registers& kept, bool fusing) { self.finish({tokens, wanted, seqs, context}, kept, fusing); },
+            nb::arg("max_tokens"), nb::arg("max_wanted"), nb::arg("max_seqs"), nb::arg("max_context"), nb::arg("kept"),
+            nb::arg("fusing") = true)
         .def_prop_ro("fused", &Plan::fused)
         .def_prop_ro("op_names", &Plan::op_names)
         .def("width", &Plan::width)

@@ -18,7 +18,8 @@
 #include <vector>
 
 #include "contract/packed.h"
-#include "plan/plan.h"
+#include "plan/require.h"
+#include "plan/weights.h"
 #include "python/gil.h"
 #include "runtime/memory.h"
 #include "runtime/pool.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/sampling.h"
+#include "plan/ops/ops.h"
 #include "plan/plan.h"
 #include "runtime/isa.h"
 
@@ -49,7 +50,7 @@ void print(const std::string& name, const float* x, std::size_t count) {
     std::printf("%-40s %016llx\n", name.c_str(), static_cast<unsigned long long>(digest));
 }
 
-void print(const std::string& name, Plan& plan, Plan::Register reg) {
+void print(const std::string& name, Plan& plan, Register reg) {
     print(name, plan.data(reg), plan.rows(reg) * plan.width(reg));
 }
 
@@ -147,10 +148,10 @@ void linear(const Kernels& kernels, const IntegerKernels& integers, int threads)
             if (c.columns % block != 0) continue;
             const MatrixRef weight = matrix(static_cast<Format>(format), c.rows, c.columns, 7);
             Plan plan(kernels, integers, threads);
-            const Plan::Register in = plan.input(c.columns, Rows::tokens);
-            const Plan::Register out =
-                plan.linear(in, {weight}, {vector(c.rows, 5)}, leaves(c.columns, c.leaves, block))[0];
-            plan.finish(40, 0, 1, 1, {in, out});
+            const Register in = plan.input(c.columns, Rows::tokens);
+            const Register out =
+                record::linear(plan, in, {weight}, {vector(c.rows, 5)}, leaves(c.columns, c.leaves, block))[0];
+            plan.finish({40, 0, 1, 1}, {in, out});
             for (const std::size_t tokens : {1, 3, 19, 40}) {
                 const std::vector<float> x = numbers(tokens * c.columns, 11);
                 std::memcpy(plan.data(in), x.data(), x.size() * sizeof(float));
@@ -158,8 +159,7 @@ void linear(const Kernels& kernels, const IntegerKernels& integers, int threads)
                 plan.run({{tokens, 0, 0, 1, zeros.data(), zeros.data(), nullptr, nullptr, nullptr},
                           zeros.data(),
                           nullptr,
-                          0},
-                         nullptr, 0);
+                          0});
                 print(std::string("linear ") + weight->matrix.info().name + " " + std::to_string(c.rows) + " x " +
                           std::to_string(c.columns) + ", tokens " + std::to_string(tokens),
                       plan, out);
@@ -220,8 +220,7 @@ struct Steps {
                    contexts.data(), tables.data()},
                   ids.data(),
                   wanted.data(),
-                  wanted.size()},
-                 nullptr, 0);
+                  wanted.size()});
     }
 };
 
@@ -240,7 +239,7 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
     const auto weight = [&](Format format, std::size_t rows, std::size_t columns) {
         return matrix(format, rows, columns, ++seed);
     };
-    Plan::Register x = plan.embedding(weight(Format::F32, kVocab, kHidden));
+    Register x = record::embedding(plan, weight(Format::F32, kVocab, kHidden));
     for (std::size_t layer = 0; layer < kLayers; ++layer) {
         // Each in a statement of its own: compilers evaluate a call's arguments in the order they like.
         const std::vector<MatrixRef> projections{weight(Format::Q4_0, kHeads * kDim, kHidden),
@@ -251,18 +250,22 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
         const VectorRef q_bias = vector(kHeads * kDim, ++seed), q_norm = vector(kDim, ++seed);
         const VectorRef before = vector(kHidden, ++seed), between = vector(kHidden, ++seed);
 
-        const auto qkv = plan.linear(plan.rms_norm(x, before, 1e-6), projections, {q_bias, nullptr, nullptr}, one_leaf);
-        const Plan::Register q = plan.rope(plan.rms_norm(qkv[0], q_norm, 1e-6), table);
-        plan.kv_write(plan.rope(qkv[1], table), qkv[2], cache, layer);
-        const Plan::Register attended = plan.attention(q, cache, layer, 0.2f, window, kHeads / kKvHeads, 0);
-        x = plan.add(x, plan.linear(attended, {o}, {nullptr}, leaves(kHeads * kDim, 4, kDim))[0]);
-        const auto both = plan.linear(plan.rms_norm(x, between, 1e-6), gate_up, {nullptr, nullptr}, one_leaf);
-        x = plan.add(x, plan.linear(plan.silu_mul(both[0], both[1]), {down}, {nullptr}, leaves(160, 8, 1))[0]);
+        const auto qkv = record::linear(plan, record::rms_norm(plan, x, before, 1e-6), projections,
+                                        {q_bias, nullptr, nullptr}, one_leaf);
+        const Register q = record::rope(plan, record::rms_norm(plan, qkv[0], q_norm, 1e-6), table);
+        record::kv_write(plan, record::rope(plan, qkv[1], table), qkv[2], cache, layer);
+        const Register attended = record::attention(plan, q, cache, layer, 0.2f, window, kHeads / kKvHeads, 0);
+        x = record::add(plan, x, record::linear(plan, attended, {o}, {nullptr}, leaves(kHeads * kDim, 4, kDim))[0]);
+        const auto both =
+            record::linear(plan, record::rms_norm(plan, x, between, 1e-6), gate_up, {nullptr, nullptr}, one_leaf);
+        x = record::add(
+            plan, x,
+            record::linear(plan, record::silu_mul(plan, both[0], both[1]), {down}, {nullptr}, leaves(160, 8, 1))[0]);
     }
-    const Plan::Register wanted = plan.select(x);
-    const Plan::Register last = plan.rms_norm(wanted, vector(kHidden, ++seed), 1e-6);
-    const Plan::Register logits = plan.linear(last, {weight(Format::F32, kVocab, kHidden)}, {nullptr}, one_leaf)[0];
-    plan.finish(330, 3, 3, 512, {logits, x});
+    const Register wanted = record::select(plan, x);
+    const Register last = record::rms_norm(plan, wanted, vector(kHidden, ++seed), 1e-6);
+    const Register logits = record::linear(plan, last, {weight(Format::F32, kVocab, kHidden)}, {nullptr}, one_leaf)[0];
+    plan.finish({330, 3, 3, 512}, {logits, x});
 
     const std::string name = std::string("model, cache ") +
                              (type == CacheType::f32   ? "f32"

@@ -29,7 +29,8 @@ def wrong_includes(files: Mapping[str, str]) -> list[str]:
 
 
 def test_every_source_is_in_a_room_of_the_list() -> None:
-    assert {name.rpartition("/")[0] for name in sources(CSRC)} == set(ROOMS)
+    folders = {name.rpartition("/")[0] for name in sources(CSRC)}
+    assert folders == {*ROOMS, "plan/ops"}  # of the room "plan"
 
 
 def test_no_include_points_to_a_later_room() -> None:

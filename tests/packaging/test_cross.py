@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no aarch64-linux-gnu-g
 def sources() -> list[tuple[str, list[str]]]:
     """Every source that does not need Python, with the flags of each build that it is part of."""
     found = []
-    for path in sorted((ROOT / "csrc").glob("*/*.cpp")):
+    for path in sorted((ROOT / "csrc").rglob("*.cpp")):
         text = path.read_text(encoding="utf-8")
         if "KARAT_ISA_NAMESPACE" in text:
             found += [(path.relative_to(ROOT).as_posix(), flags) for flags in BUILDS.values()]

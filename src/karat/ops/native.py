@@ -49,7 +49,7 @@ def supported_isas() -> tuple[str, ...]:
 
 
 def parts_bytes(*, num_heads: int, num_kv_heads: int, head_dim: int, num_seqs: int, context: int) -> int:
-    """Bytes of attention's parts in a plan for so many sequences of this length: what `Plan::allocate` asks for."""
+    """Bytes of attention's parts in a plan for so many sequences of this length, as attention.cpp asks for them."""
     splits = _up(context, _SPLIT_KEYS) // _SPLIT_KEYS
     per_token = num_heads // num_kv_heads * (_up(head_dim, 16) + _PART_STATS)
     return num_seqs * num_kv_heads * splits * per_token * FLOAT_BYTES["float32"]

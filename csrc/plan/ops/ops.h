@@ -1,0 +1,39 @@
+// Every op that a plan can have: a function records it. Its file beside this one has the rest: what it checks, what it
+// is lowered to, how threads share its work; the arithmetic is the kernels' (contract/kernels.h).
+//
+// Functions throw std::invalid_argument for registers and weights that do not fit each other.
+#pragma once
+
+#include "plan/plan.h"
+#include "plan/weights.h"
+
+namespace karat::record {
+
+// Rows of the table by token id.
+Register embedding(Plan& plan, MatrixRef table);
+// The same for a vocabulary cut over ranks. `table` has this rank's rows; rank r has the rows before ends[r]. Each rank
+// looks up the rows it owns, and the others copy them. Nothing is added.
+Register embedding_over(Plan& plan, TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends);
+// One norm for each weight.size() columns of a row.
+Register rms_norm(Plan& plan, Register x, VectorRef weight, double eps);
+// One register for each matrix. leaf_ends: see LinearArgs.
+Registers linear(Plan& plan, Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
+                 std::vector<std::uint32_t> leaf_ends);
+// A row-parallel layer, of which `weight` has this rank's columns. The ranks' sums are added along the fixed tree, then
+// the bias.
+Register linear_over(Plan& plan, TransportRef group, Register x, MatrixRef weight, VectorRef bias,
+                     std::vector<std::uint32_t> leaf_ends);
+// Puts the ranks' columns side by side, this rank's from column `first` on. The result [rows, width] lies in the
+// group's memory; a plan has one.
+Register gather(Plan& plan, TransportRef group, Register x, std::size_t first, std::size_t width);
+Register silu_mul(Plan& plan, Register gate, Register up);
+Register add(Plan& plan, Register x, Register y);
+Register rope(Plan& plan, Register x, RopeRef table);
+void kv_write(Plan& plan, Register k, Register v, CacheRef cache, std::size_t layer);
+// Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read.
+Register attention(Plan& plan, Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window,
+                   std::size_t group_heads, std::size_t first_head);
+// The wanted rows of x, which has the step's tokens.
+Register select(Plan& plan, Register x);
+
+}  // namespace karat::record

@@ -1,0 +1,41 @@
+// Rotary embedding of the heads of each row.
+#include "plan/ops/check.h"
+#include "plan/ops/ops.h"
+#include "plan/step.h"
+
+namespace karat {
+namespace {
+
+struct RopeOp final : RowOp {
+    Register x, out;
+    RopeRef table;
+
+    const char* name() const override { return "rope"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
+    void check(const StepInput& input) const override {
+        require_below(input.batch.positions, input.batch.num_tokens, table->positions,
+                      "a position beyond the rotary table");
+    }
+    void run(StepContext& s, int thread) override {
+        const auto range = s.share(s.rows(x), thread);
+        const std::size_t width = s.width(x), first = range.first * width;
+        s.kernels.rope(s.data(x) + first, s.input.batch.positions + range.first, table->cos.data(), table->sin.data(),
+                       s.data(out) + first, range.size(), width / table->head_dim, table->head_dim);
+    }
+};
+
+}  // namespace
+
+Register record::rope(Plan& plan, Register x, RopeRef table) {
+    const RegisterInfo info = plan.info(x);
+    require(info.rows == Rows::tokens && table->head_dim > 0 && info.width % table->head_dim == 0,
+            "a rotary table that does not fit");
+    auto op = std::make_unique<RopeOp>();
+    op->x = x;
+    op->out = plan.new_register({.width = info.width, .rows = info.rows});
+    op->table = std::move(table);
+    return plan.append(std::move(op)).out;
+}
+
+}  // namespace karat

@@ -1,0 +1,40 @@
+// What ops read beside registers: matrices, vectors, rotary tables, caches.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "contract/kernels.h"
+#include "runtime/memory.h"
+
+namespace karat {
+
+struct OwnedMatrix {
+    Matrix matrix;
+    Memory memory;
+};
+
+struct OwnedCache {
+    CacheType type;
+    std::size_t num_layers, num_slots, num_kv_heads, head_dim;
+    std::size_t layer_bytes;  // of a region
+    Memory memory;
+
+    OwnedCache(CacheType type, std::size_t layers, std::size_t slots, std::size_t kv_heads, std::size_t head_dim);
+    CacheView layer(std::size_t index) const;
+};
+
+struct RopeTable {
+    std::size_t positions, head_dim;
+    std::vector<float> cos, sin;  // [positions, head_dim / 2]
+};
+
+struct Vector { std::vector<float> values; };
+
+using MatrixRef = std::shared_ptr<const OwnedMatrix>;
+using VectorRef = std::shared_ptr<const Vector>;
+using CacheRef = std::shared_ptr<const OwnedCache>;
+using RopeRef = std::shared_ptr<const RopeTable>;
+
+}  // namespace karat
