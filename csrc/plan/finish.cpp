@@ -8,8 +8,8 @@
 namespace karat {
 namespace {
 
-constexpr std::size_t kAlign = 16;                        // floats
-constexpr std::size_t kMaxFloats = std::size_t{1} << 40;  // of a register: no memory has them, and no sum overflows
+constexpr std::size_t kAlign = 64;                       // bytes
+constexpr std::size_t kMaxBytes = std::size_t{1} << 42;  // of a register: no memory has them, and no sum overflows
 
 }  // namespace
 
@@ -88,14 +88,14 @@ std::vector<Plan::Life> Plan::lives(const Registers& kept) const {
 // Places registers in one arena: each gets the lowest place that is free for its whole life. Between two barriers
 // threads are at different ops, so a life is counted in whole phases. A register without a life shares the beginning.
 //
-//     byte 0                                                                          total * 4 bytes
+//     byte 0                                                                          total
 //     phase 0   | x: rows * width * 4 bytes | norm of x             |                        |
 //     phase 1   | x                         | q          | k        | v                      |
 //     phase 2   | x                         | attention  | free                              |
 //     phase 3   | x                         | gate                  | up                     |
 //
-// A row is a phase, a box a register: [rows, width] float32, its size rounded up to kAlign floats. Rows are the largest
-// step's. `norm of x` ends with phase 0, so q takes its place.
+// A row is a phase, a box a register: its size is rounded up to kAlign bytes. Rows are the largest step's. `norm of x`
+// ends with phase 0, so q takes its place.
 void Plan::place_registers(const std::vector<Life>& lives, const std::vector<std::size_t>& phases) {
     struct Placed { std::size_t first, last, born, last_used; };
     std::vector<Placed> placed;
@@ -103,8 +103,8 @@ void Plan::place_registers(const std::vector<Life>& lives, const std::vector<std
     for (std::size_t reg = 0; reg < registers_.size(); ++reg) {
         const RegisterInfo& info = registers_[reg];
         const std::size_t rows = info.outside ? 0 : limits_.of(info.rows);
-        const std::size_t floats = product({rows, info.width}), size = (floats + kAlign - 1) / kAlign * kAlign;
-        if (floats > kMaxFloats) throw std::bad_alloc();
+        const std::size_t bytes = product({rows, info.row_bytes()}), size = (bytes + kAlign - 1) / kAlign * kAlign;
+        if (bytes > kMaxBytes) throw std::bad_alloc();
         std::size_t at = 0;
         if (lives[reg].first <= lives[reg].last) {
             const std::size_t born = phases[lives[reg].first], last_used = phases[lives[reg].last];
@@ -119,7 +119,7 @@ void Plan::place_registers(const std::vector<Life>& lives, const std::vector<std
         offsets_.push_back(at);
         total = std::max(total, at + size);
     }
-    arena_ = Memory((total + kAlign) * sizeof(float));
+    arena_ = Memory(total + kAlign);
 }
 
 }  // namespace karat

@@ -15,14 +15,25 @@ namespace karat {
 using Register = int;  // its number in a plan
 using Registers = std::vector<Register>;
 
-// How many rows a register has in a step.
-enum class Rows : int { tokens, wanted };  // the step's tokens; those whose logits are wanted
+// What a register's rows are: how many it has is known when a step begins. Rows that only a step finds out (tokens that
+// chose an expert) would be one more kind: with a limit in StepLimits, and a number that an op sets in its run.
+enum class Rows : int { tokens, sequences, wanted };  // wanted: the tokens whose logits are
+inline constexpr std::size_t kNumRows = 3;            // kinds of them
+
+enum class Element : int { f32, u8 };
+inline constexpr std::size_t kElementBytes[] = {sizeof(float), 1};  // by Element
 
 struct RegisterInfo {
-    std::size_t width;
+    std::size_t width;  // elements of a row
     Rows rows;
+    Element element = Element::f32;
     bool is_input = false;
-    float* outside = nullptr;  // where it lies, if not in the arena
+    std::uint8_t* outside = nullptr;  // where it lies, if not in the arena
+
+    std::size_t row_bytes() const { return width * kElementBytes[static_cast<int>(element)]; }
+    bool is_like(const RegisterInfo& other) const {
+        return width == other.width && rows == other.rows && element == other.element;
+    }
 };
 
 // The largest step that a plan is made for.
@@ -30,7 +41,7 @@ struct StepLimits {
     std::size_t tokens, wanted, seqs;
     std::size_t context;  // keys of a sequence
 
-    std::size_t of(Rows rows) const { return rows == Rows::tokens ? tokens : wanted; }
+    std::size_t of(Rows rows) const { return rows == Rows::tokens ? tokens : rows == Rows::sequences ? seqs : wanted; }
 };
 
 // The inputs of a step (karat.batch.ForwardBatch).

@@ -13,10 +13,12 @@ Register Plan::new_register(const RegisterInfo& info) {
     return static_cast<Register>(registers_.size() - 1);
 }
 
-const RegisterInfo& Plan::info(Register reg) const {
+const RegisterInfo& Plan::info(Register reg, Element element) const {
     require(recording_, "the plan is finished: nothing more can be recorded");
     require(reg >= 0 && static_cast<std::size_t>(reg) < registers_.size(), "no such register");
-    return registers_[static_cast<std::size_t>(reg)];
+    const RegisterInfo& found = registers_[static_cast<std::size_t>(reg)];
+    require(found.element == element, "a register of other elements");
+    return found;
 }
 
 Register Plan::input(std::size_t width, Rows rows) {

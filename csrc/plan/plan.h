@@ -1,11 +1,12 @@
 // A plan: a model's ops, recorded once and run for every step, in one call without Python.
 //
-// Ops read and write registers, [rows, width] float32 in one arena. Rows are the step's tokens, or the tokens whose
-// logits are wanted. Every thread of the pool runs the whole list of ops. Ops on single rows give each thread a share
-// of the rows, the same share in every op, so two of them need no barrier between them. Linear layers and attention
-// hand out items of work as threads ask for them. No result depends on who computes what.
+// Ops read and write registers, [rows, width] of float32 or bytes in one arena. Rows are the step's tokens, its
+// sequences, or the tokens whose logits are wanted. Every thread of the pool runs the whole list of ops. Ops on single
+// rows give each thread a share of the rows, the same share in every op, so two of them need no barrier between them.
+// Linear layers and attention hand out items of work as threads ask for them. No result depends on who computes what.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -42,7 +43,7 @@ public:
 
     // ---- recording: throws std::invalid_argument for what does not fit, and in a finished plan
     Register input(std::size_t width, Rows rows);
-    const RegisterInfo& info(Register reg) const;
+    const RegisterInfo& info(Register reg, Element element = Element::f32) const;  // of this element
     Register new_register(const RegisterInfo& info);
     template <class RecordedOp>
     RecordedOp& append(std::unique_ptr<RecordedOp> op) {
@@ -63,13 +64,16 @@ public:
     // ---- running
     bool finished() const { return finished_; }  // not after a finish that failed
     // For a register of the finished plan; std::out_of_range for anything else.
-    float* data(Register reg) {
-        float* outside = registers_.at(static_cast<std::size_t>(reg)).outside;
-        return outside ? outside : arena_.floats() + offsets_.at(static_cast<std::size_t>(reg));
+    const RegisterInfo& finished_info(Register reg) const { return registers_.at(static_cast<std::size_t>(reg)); }
+    std::size_t rows(Register reg) const {  // of the last step
+        return num_rows_[static_cast<std::size_t>(finished_info(reg).rows)];
     }
-    std::size_t width(Register reg) const { return registers_.at(static_cast<std::size_t>(reg)).width; }
-    std::size_t rows(Register reg) const;                             // of the last step
-    std::size_t max_rows(Register reg) const;                         // that there is room for
+    std::size_t max_rows(Register reg) const { return limits_.of(finished_info(reg).rows); }  // that there is room for
+    std::uint8_t* bytes(Register reg) {
+        std::uint8_t* const outside = finished_info(reg).outside;
+        return outside ? outside : arena_.bytes() + offsets_[static_cast<std::size_t>(reg)];
+    }
+    float* floats(Register reg) { return reinterpret_cast<float*>(bytes(reg)); }
     const std::vector<std::string>& fused() const { return fused_; }  // the rules that `finish` applied, in order
     std::vector<std::string> op_names() const;                        // in the order in which they run
     // Runs a step. Returns a value that a cache could not hold, if there was one: what happened then is undefined.
@@ -101,7 +105,7 @@ private:
     std::vector<RegisterInfo> registers_;
     Ops ops_;
     std::vector<bool> barrier_before_;
-    std::vector<std::size_t> offsets_;
+    std::vector<std::size_t> offsets_;                        // of registers in the arena, in bytes
     std::unique_ptr<std::atomic<std::uint64_t>[]> counters_;  // [threads, ops]: taken (StepContext::take)
     Memory arena_, scratch_, workspace_;
     std::size_t scratch_stride_ = 0;
@@ -109,7 +113,7 @@ private:
     bool recording_ = true, finished_ = false;
     std::vector<std::string> fused_;
     StepLimits limits_{};
-    std::size_t num_tokens_ = 0, num_wanted_ = 0;
+    std::array<std::size_t, kNumRows> num_rows_{};
 };
 
 }  // namespace karat

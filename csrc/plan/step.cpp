@@ -6,12 +6,6 @@
 
 namespace karat {
 
-std::size_t Plan::rows(Register reg) const {
-    return registers_.at(static_cast<std::size_t>(reg)).rows == Rows::tokens ? num_tokens_ : num_wanted_;
-}
-
-std::size_t Plan::max_rows(Register reg) const { return limits_.of(registers_.at(static_cast<std::size_t>(reg)).rows); }
-
 // Checks what memory safety needs. karat.batch checks the rest where a batch is built.
 void Plan::check(const StepInput& input) const {
     const BatchView& b = input.batch;
@@ -57,8 +51,7 @@ Overflow Plan::run(const StepInput& input) {
     } ended{running_};
     check(input);
     for (const auto& op : ops_) op->begin(input);
-    num_tokens_ = input.batch.num_tokens;
-    num_wanted_ = input.num_wanted;
+    num_rows_ = {input.batch.num_tokens, input.batch.num_seqs, input.num_wanted};  // by Rows
     const std::size_t num_counters = static_cast<std::size_t>(pool_->size()) * ops_.size();
     for (std::size_t i = 0; i < num_counters; ++i) counters_[i].store(0, std::memory_order_relaxed);
     StepContext step(*this, input);

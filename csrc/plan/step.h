@@ -24,8 +24,9 @@ public:
     std::atomic_flag overflow_taken;
     Overflow overflow;
 
-    float* data(Register reg) const { return plan.data(reg); }
-    std::size_t width(Register reg) const { return plan.width(reg); }
+    float* data(Register reg) const { return plan.floats(reg); }
+    std::uint8_t* bytes(Register reg) const { return plan.bytes(reg); }
+    std::size_t width(Register reg) const { return plan.finished_info(reg).width; }
     std::size_t rows(Register reg) const { return plan.rows(reg); }
     // What ops asked for as they were finished: memory of a thread, of all threads.
     float* scratch(int thread) const {

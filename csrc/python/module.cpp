@@ -69,8 +69,6 @@ CacheRef cache_of(const std::string& dtype, std::size_t layers, std::size_t slot
     return std::make_shared<const OwnedCache>(named(dtype, kTypes), layers, slots, kv_heads, head_dim);
 }
 
-Rows rows_of(bool wanted) { return wanted ? Rows::wanted : Rows::tokens; }
-
 using Lost = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
 using Scores = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
@@ -116,11 +114,17 @@ std::optional<Lost> run_step(Plan& plan, Ids token_ids, Ids positions, Ids slots
     return Lost{lost.layer, lost.is_value, lost.token, lost.head, lost.number};
 }
 
-void fill(Plan& plan, Register reg, In<float, 2> values) {
+float* floats_of(Plan& plan, Register reg) {
     require(plan.finished(), "the plan is not finished");
-    if (values.shape(1) != plan.width(reg) || values.shape(0) > plan.max_rows(reg))
+    require(plan.finished_info(reg).element == Element::f32, "a register of other elements");
+    return plan.floats(reg);
+}
+
+void fill(Plan& plan, Register reg, In<float, 2> values) {
+    float* const to = floats_of(plan, reg);
+    if (values.shape(1) != plan.finished_info(reg).width || values.shape(0) > plan.max_rows(reg))
         throw std::invalid_argument("rows that do not fit the register");
-    std::copy(values.data(), values.data() + values.size(), plan.data(reg));
+    std::copy(values.data(), values.data() + values.size(), to);
 }
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
@@ -163,8 +167,8 @@ TransportRef transport(const std::shared_ptr<SharedMemory>& memory) {
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Register reg) {
     Plan& plan = nb::cast<Plan&>(self);
-    require(plan.finished(), "the plan is not finished");
-    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(plan.data(reg), {plan.rows(reg), plan.width(reg)}, self);
+    float* const values = floats_of(plan, reg);
+    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(values, {plan.rows(reg), plan.finished_info(reg).width}, self);
 }
 
 }  // namespace
@@ -226,8 +230,13 @@ NB_MODULE(_native, m) {
             },
             nb::arg("isa"), nb::arg("num_threads"), nb::arg("activations") = "int16")
         .def(
-            "input", [](Plan& self, std::size_t width, bool wanted) { return self.input(width, rows_of(wanted)); },
-            nb::arg("width"), nb::arg("wanted") = false)
+            "input",
+            [](Plan& self, std::size_t width, const std::string& rows) {
+                static constexpr std::pair<const char*, Rows> kKinds[] = {
+                    {"tokens", Rows::tokens}, {"sequences", Rows::sequences}, {"wanted", Rows::wanted}};
+                return self.input(width, named(rows, kKinds));
+            },
+            nb::arg("width"), nb::arg("rows") = "tokens")
         .def("embedding", &record::embedding)
         .def("embedding_over",
              [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table,
@@ -260,7 +269,6 @@ NB_MODULE(_native, m) {
             nb::arg("fusing") = true)
         .def_prop_ro("fused", &Plan::fused)
         .def_prop_ro("op_names", &Plan::op_names)
-        .def("width", &Plan::width)
         .def("write", &fill, nb::arg("register"), nb::arg("values").noconvert())
         .def("read", &view)
         .def("run", &run_step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),

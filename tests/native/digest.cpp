@@ -51,7 +51,7 @@ void print(const std::string& name, const float* x, std::size_t count) {
 }
 
 void print(const std::string& name, Plan& plan, Register reg) {
-    print(name, plan.data(reg), plan.rows(reg) * plan.width(reg));
+    print(name, plan.floats(reg), plan.rows(reg) * plan.finished_info(reg).width);
 }
 
 std::uint16_t small_half(std::uint32_t random) {  // 2^-7 … 2^-5, either sign
@@ -154,7 +154,7 @@ void linear(const Kernels& kernels, const IntegerKernels& integers, int threads)
             plan.finish({40, 0, 1, 1}, {in, out});
             for (const std::size_t tokens : {1, 3, 19, 40}) {
                 const std::vector<float> x = numbers(tokens * c.columns, 11);
-                std::memcpy(plan.data(in), x.data(), x.size() * sizeof(float));
+                std::memcpy(plan.floats(in), x.data(), x.size() * sizeof(float));
                 const std::vector<std::int32_t> zeros(tokens, 0);
                 plan.run({{tokens, 0, 0, 1, zeros.data(), zeros.data(), nullptr, nullptr, nullptr},
                           zeros.data(),

@@ -19,7 +19,7 @@ void SiluMulOp::run(StepContext& s, int thread) {
 
 Register record::add(Plan& plan, Register x, Register y) {
     const RegisterInfo info = plan.info(x);
-    require(plan.info(y).width == info.width && plan.info(y).rows == info.rows, "a sum of different shapes");
+    require(plan.info(y).is_like(info), "a sum of different shapes");
     auto op = std::make_unique<AddOp>();
     op->x = x;
     op->y = y;
@@ -29,7 +29,7 @@ Register record::add(Plan& plan, Register x, Register y) {
 
 Register record::silu_mul(Plan& plan, Register gate, Register up) {
     const RegisterInfo info = plan.info(gate);
-    require(plan.info(up).width == info.width && plan.info(up).rows == info.rows, "gate and up of different shapes");
+    require(plan.info(up).is_like(info), "gate and up of different shapes");
     auto op = std::make_unique<SiluMulOp>();
     op->gate = gate;
     op->up = up;

@@ -54,8 +54,7 @@ Register record::gather(Plan& plan, TransportRef group, Register x, std::size_t 
     op->width = width;
     op->rows = info.rows;
     op->collective = plan.new_collective(group);
-    op->out = plan.new_register(
-        {.width = width, .rows = info.rows, .outside = reinterpret_cast<float*>(group->whole(group->self))});
+    op->out = plan.new_register({.width = width, .rows = info.rows, .outside = group->whole(group->self)});
     return plan.append(std::move(op)).out;
 }
 

@@ -24,8 +24,7 @@ struct QuantiseOp final : RowOp {
     bool is_idle(const StepContext& s) const override { return s.rows(x) == 1; }
     void run(StepContext& s, int thread) override {
         const auto range = s.share(s.rows(x), thread);
-        s.integers.quantise(activations, s.data(x), s.rows(x), s.width(x), range.first, range.last,
-                            reinterpret_cast<std::uint8_t*>(s.data(out)));
+        s.integers.quantise(activations, s.data(x), s.rows(x), s.width(x), range.first, range.last, s.bytes(out));
     }
 };
 
@@ -87,13 +86,12 @@ Registers LinearOp::writes() const {
 void LinearOp::lower(Lowering& lowering) {
     if (std::any_of(weights.begin(), weights.end(), [](const auto& weight) { return weight->matrix.in_blocks(); })) {
         const RegisterInfo info = lowering.info(x);
-        const std::size_t bytes = info.width / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
+        digit_bytes_ = info.width / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
         auto quantise = std::make_unique<QuantiseOp>();
         quantise->x = x;
         quantise->activations = activations;
-        quantise->out = lowering.new_register({.width = bytes / sizeof(float), .rows = info.rows});
+        quantise->out = lowering.new_register({.width = digit_bytes_, .rows = info.rows, .element = Element::u8});
         digits_ = quantise->out;
-        digit_bytes_ = bytes;
         lowering.before.push_back(std::move(quantise));
     }
     if (collective) {
@@ -121,7 +119,7 @@ std::uint8_t* LinearOp::own_digits(const StepContext& s, int thread) const {
 
 LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::Range tokens, int thread) const {
     const Matrix& matrix = weights[which]->matrix;
-    const float* const shared_digits = digits_ ? s.data(*digits_) : nullptr;
+    const std::uint8_t* const shared_digits = digits_ ? s.bytes(*digits_) : nullptr;
     float* const to = collective ? s.own_slot(*collective) : s.data(out[which]);
     const std::size_t x_stride = s.width(x), out_stride = s.width(out[which]);
     return {
@@ -136,7 +134,7 @@ LinearArgs LinearOp::args(const StepContext& s, std::size_t which, StepContext::
         .leaf_ends = leaf_ends.data(),
         .num_leaves = leaf_ends.size(),
         .activations = activations,
-        .digits = makes_digits(s) ? own_digits(s, thread) : reinterpret_cast<const std::uint8_t*>(shared_digits),
+        .digits = makes_digits(s) ? own_digits(s, thread) : shared_digits,
         .digits_rows = s.rows(x),
         .first_row = tokens.first,
     };
