@@ -4,8 +4,7 @@ import pytest
 
 import karat
 from karat.ops.contract import activations_read, contract_of
-from karat.quant import FORMATS
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS, FORMATS
 
 
 @pytest.mark.parametrize("stored", ["F32", "BF16", *FORMATS])

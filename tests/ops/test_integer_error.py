@@ -15,8 +15,7 @@ from karat.ops.fma import fma
 from karat.ops.integer_reference import IntegerOps
 from karat.ops.integers import WIDTHS, CodedMatrix, coded, linear
 from karat.ops.reference import ReferenceOps, whole_sum
-from karat.quant import FORMATS
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS, FORMATS
 from karat.text import Tokenizer
 from tests.support import forward
 from tests.support.weights import weight_of

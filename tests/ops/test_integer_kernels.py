@@ -22,8 +22,7 @@ from karat.ops.executor import StepLimits
 from karat.ops.integers import WIDTHS, coded, linear
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 from karat.ops.native import NativeOps, compiled_isas, supported_isas, unavailable_reason
-from karat.quant import FORMATS
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS, FORMATS
 from tests.support.activations import rows_of_all_kinds
 from tests.support.extreme_codes import digits_of_all_kinds, extreme_codes
 from tests.support.integer_digests import NAMES, digest, stated

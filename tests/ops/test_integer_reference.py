@@ -11,7 +11,7 @@ from karat.ops.integer_reference import IntegerOps
 from karat.ops.integers import WIDTHS, CodedMatrix, coded, linear
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 from tests.support.weights import random_blocks, stored_weight, weight_of
 

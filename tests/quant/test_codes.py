@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.quant import FORMATS
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS, FORMATS
 from tests.support.golden import COMPUTED_AS_STORED
 
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from karat.checkpoint.weights import Weight
 from karat.ops.integers import WIDTHS, coded, linear
 from karat.ops.leaves import leaf_ends
-from karat.quant import FORMATS
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS, FORMATS
 from tests.support.extreme_codes import HALVES
 
 F32 = NDArray[np.float32]

@@ -16,8 +16,7 @@ from karat.check.record.hf import record_hf
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
-from karat.quant import FORMATS
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS, FORMATS
 from tools.zoo.attention import CACHE_FAULTS, FaultyCache
 from tools.zoo.faults import Row
 from tools.zoo.integers import CutInBlockError, reading_integers

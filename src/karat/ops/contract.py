@@ -3,14 +3,14 @@
 from collections.abc import Collection
 
 from karat.config import Activations
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS
 
 _LEAVES = 2  # the version since which leaves of row-parallel layers end where they do
 _INTEGERS = 5  # the version that defines activations as integers
 
 
 def activations_read(types: Collection[str], activations: Activations) -> Activations:
-    """What a model with matrices of these stored types reads: without blocks of karat.quant.codes never integers."""
+    """What a model with matrices of these stored types reads: without blocks of karat.quant.CODINGS never integers."""
     has_blocks = any(stored_type in CODINGS for stored_type in types)
     return activations if has_blocks or activations == "float64" else "float32"
 

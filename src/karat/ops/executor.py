@@ -55,8 +55,8 @@ class Executor(Ops):
     executor          the name in karat.ops.registry
     dtype             the compute dtype of all results
     default_kv_dtype  the dtype of a cache for which none is asked
-    activations       what linear layers on weights in blocks (karat.quant.codes) read rows as: the compute dtype, which
-                      rounds nothing, or integers (karat.ops.integers). Other layers always read the compute dtype.
+    activations       what linear layers on weights in blocks (karat.quant.CODINGS) read rows as: the compute dtype,
+                      which rounds nothing, or integers (karat.ops.integers). Other layers read the compute dtype.
     """
 
     executor: str

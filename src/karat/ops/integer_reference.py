@@ -1,6 +1,6 @@
 """The reference executor with integers as activations: `executor="reference", activations="int16"`, slow.
 
-Matrices in a block format of karat.quant.codes keep their codes and are multiplied as karat.ops.integers defines, bit
+Matrices in a block format of karat.quant.CODINGS keep their codes and are multiplied as karat.ops.integers defines, bit
 for bit what kernels do. Everything else is ReferenceOps in float32: float weights, norms, attention, and formats
 without codes.
 """
@@ -15,7 +15,7 @@ from karat.ops.api import Linear, Op
 from karat.ops.executor import Held
 from karat.ops.integers import CodedMatrix, Width, coded, linear
 from karat.ops.reference import Array, ReferenceOps, require_fits, whole_sum
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS
 
 
 class IntegerOps(ReferenceOps):

@@ -17,7 +17,7 @@ float32, of which they are multiples, rounded to nearest even. |q| is at most th
 - A block with NaN or infinity, or with a number so large that its power would be above 2**105, has NaN as its power and
   q = 0. Every output of that row is then NaN.
 
-**Sums.** For each sub-block of 32 or 16 columns (karat.quant.codes), in order within a leaf, from sum = 0:
+**Sums.** For each sub-block of 32 or 16 columns (karat.quant.CODINGS), in order within a leaf, from sum = 0:
 
     part = float32(Σ code · q)                                               int8, int16
     part = fma(float32(Σ code · top), 65536, float32(Σ code · (q - 65536 top)))     int24; top is q's highest digit
@@ -28,19 +28,8 @@ Digits are signed bytes, -128 … 127. Sums in Σ are exact integers, so they ma
 Then leaves are added as a binary tree, and the bias after the root, as in contract 4.
 
 **Bounds.** |Σ code · q| is at most sub-block * largest code * limit; of int24's two sums the lower is the larger, with
-32,896 instead of limit. All fit a signed integer of 32 bits; |Σ q| is below 2**28.
-
-| format         | int8    | int16       | int24, lower |
-|----------------|---------|-------------|--------------|
-| Q4_0           | 32,512  | 8,355,584   | 8,421,376    |
-| Q4_1, Q4_K     | 60,960  | 15,666,720  | 15,790,080   |
-| Q5_0           | 65,024  | 16,711,168  | 16,842,752   |
-| Q5_1, Q5_K     | 125,984 | 32,377,888  | 32,632,832   |
-| Q8_0           | 520,192 | 133,689,344 | 134,742,016  |
-| Q2_K           | 6,096   | 1,566,672   | 1,579,008    |
-| Q3_K           | 8,128   | 2,088,896   | 2,105,344    |
-| Q6_K           | 65,024  | 16,711,168  | 16,842,752   |
-| IQ4_NL, IQ4_XS | 516,128 | 132,644,896 | 133,689,344  |
+32,896 instead of limit. All fit a signed integer of 32 bits (Q8_0's are the largest: 134,742,016). |Σ q| is below
+2**28.
 """
 
 from collections.abc import Mapping
@@ -52,8 +41,7 @@ from numpy.typing import NDArray
 from karat.checkpoint.weights import Weight
 from karat.config import Activations
 from karat.ops.fma import F32, fma
-from karat.quant import FORMATS
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS, FORMATS
 
 BLOCK = 32  # columns
 MIN_EXPONENT, MAX_EXPONENT = -102, 105  # of powers
@@ -114,7 +102,7 @@ class CodedMatrix:
 
 
 def coded(weight: Weight) -> CodedMatrix:
-    """A weight [out, columns] of a block format in karat.quant.codes."""
+    """A weight [out, columns] of a block format in karat.quant.CODINGS."""
     coding, format_ = CODINGS[weight.dtype], FORMATS[weight.dtype]
     with np.errstate(all="ignore"):  # scales in the bytes may be infinite or NaN
         codes, scales, minimums = coding.read(np.ascontiguousarray(weight.data.reshape(-1, format_.block_bytes)))

@@ -1,6 +1,9 @@
-"""Block formats of quantised weights: those that GGUF files hold, and those that Karat quantises to."""
+"""Block formats of quantised weights: those that GGUF files hold, and those that Karat quantises to.
 
-from karat.quant.format import Format
-from karat.quant.registry import FORMATS, GGML_FORMATS
+CODINGS has those with integer kernels, as integers.
+"""
 
-__all__ = ["FORMATS", "GGML_FORMATS", "Format"]
+from karat.quant.format import Coding, Format
+from karat.quant.registry import CODINGS, FORMATS, GGML_FORMATS
+
+__all__ = ["CODINGS", "FORMATS", "GGML_FORMATS", "Coding", "Format"]

@@ -20,8 +20,40 @@ from karat.errors import NumericsError
 
 Blocks = NDArray[np.uint8]  # [n, block_bytes]
 Values = NDArray[np.float32]  # [n, block_size]
+Codes = NDArray[np.int8]
+Parts = tuple[Codes, Values, Values | None]  # codes [n, block_size], scales and minimums [n, sub-blocks]
 
 _CHUNK_VALUES = 1 << 16  # values converted at a time: intermediate arrays stay in the CPU's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """Blocks as integers, as integer kernels read them: codes, with scales and minimums of their own.
+
+    `read` takes blocks [n, block_bytes] apart; `sub_block` columns share a scale and, in formats with minimums, a
+    minimum. Codes are `lowest` … `highest`: signed bytes. A value is scale * code + minimum in float32, with one
+    rounding a step (without a minimum: scale * code). Where blocks `subtract` what they store as minimums, `read` gives
+    these negated; a value is the same number, but for the sign of NaN.
+    """
+
+    read: Callable[[Blocks], Parts]
+    sub_block: int
+    lowest: int
+    highest: int
+    subtract: bool = False
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude of a code."""
+        return max(-self.lowest, self.highest)
+
+    def values(self, blocks: Blocks) -> Values:
+        """The values [n, block_size] of blocks [n, block_bytes]: `unpack` of a format that has codes."""
+        codes, scales, minimums = self.read(blocks)
+        values: Values = scales[:, :, None] * codes.reshape(*scales.shape, self.sub_block).astype(np.float32)
+        if minimums is not None:
+            values = values - -minimums[:, :, None] if self.subtract else values + minimums[:, :, None]
+        return values.reshape(codes.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +63,7 @@ class Format:
     `name` and `ggml_type` are GGUF's. `unpack` turns blocks [n, block_bytes] into values [n, block_size], both
     C-contiguous. `pack` is its inverse up to rounding, or None where Karat only reads the format. It takes finite
     values and may return infinite scales, which `quantize` refuses. Callers use `quantize` and `dequantize`.
+    `coding` is None where there are no integer kernels for the format.
     """
 
     name: str
@@ -39,6 +72,7 @@ class Format:
     block_bytes: int
     unpack: Callable[[Blocks], Values]
     pack: Callable[[Values], Blocks] | None = None
+    coding: Coding | None = None
 
     def num_bytes(self, num_values: int) -> int:
         """Bytes of `num_values` values, a multiple of block_size."""

@@ -8,16 +8,18 @@ byte 0       2                                                 18
 import numpy as np
 
 from karat.quant.bits import nibbles
-from karat.quant.format import Blocks, Format, Values, half, half_bytes, inverted
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half, half_bytes, inverted
 from karat.quant.k_native import fit_levels, nearest_levels
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 LEVELS.flags.writeable = False
+INTEGER_LEVELS = LEVELS.astype(np.int8)
+INTEGER_LEVELS.flags.writeable = False
 NUM_STEPS = 7  # of the search
 
 
-def unpack(blocks: Blocks) -> Values:
-    return half(blocks, 0) * LEVELS[nibbles(blocks[:, 2:], 16)]
+def codes(blocks: Blocks) -> Parts:
+    return INTEGER_LEVELS[nibbles(blocks[:, 2:], 16)], half(blocks, 0), None
 
 
 def pack(values: Values) -> Blocks:
@@ -31,4 +33,5 @@ def pack_levels(groups: Values, inverses: Values) -> Blocks:
     return chosen[:, :16] | chosen[:, 16:] << np.uint8(4)
 
 
-FORMAT = Format("IQ4_NL", ggml_type=20, block_size=32, block_bytes=18, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=-127, highest=113)
+FORMAT = Format("IQ4_NL", ggml_type=20, block_size=32, block_bytes=18, unpack=CODING.values, pack=pack, coding=CODING)

@@ -9,18 +9,17 @@ byte 0       2                      4                    8                      
 import numpy as np
 
 from karat.quant.bits import nibbles, words
-from karat.quant.format import Blocks, Format, Values, half, half_bytes, inverted
-from karat.quant.iq4_nl import LEVELS, NUM_STEPS, pack_levels
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half, half_bytes, inverted
+from karat.quant.iq4_nl import INTEGER_LEVELS, LEVELS, NUM_STEPS, pack_levels
 from karat.quant.k_native import fit_levels
 from karat.quant.k_scales import largest_of
 
 
-def unpack(blocks: Blocks) -> Values:
+def codes(blocks: Blocks) -> Parts:
     high = (words(blocks, 2, 4) >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & np.uint8(3)
-    integers = (nibbles(blocks[:, 4:8], 1) | high << np.uint8(4)).astype(np.int8) - np.int8(32)
-    scales = half(blocks, 0) * integers.astype(np.float32)  # [n, groups]
-    levels = LEVELS[nibbles(blocks[:, 8:], 16)].reshape(-1, 8, 32)
-    return (scales[:, :, None] * levels).reshape(-1, 256)
+    six_bits = (nibbles(blocks[:, 4:8], 1) | high << np.uint8(4)).astype(np.int8) - np.int8(32)
+    scales = half(blocks, 0) * six_bits.astype(np.float32)
+    return INTEGER_LEVELS[nibbles(blocks[:, 8:], 16)], scales, None
 
 
 def pack(values: Values) -> Blocks:
@@ -35,4 +34,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate([half_bytes(factor), high[:, None].view(np.uint8), low, levels], axis=1)
 
 
-FORMAT = Format("IQ4_XS", ggml_type=23, block_size=256, block_bytes=136, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=-127, highest=113)
+FORMAT = Format("IQ4_XS", ggml_type=23, block_size=256, block_bytes=136, unpack=CODING.values, pack=pack, coding=CODING)

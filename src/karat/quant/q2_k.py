@@ -12,15 +12,15 @@ A group's scale and minimum are its 4 bits times the factor. The integers lie in
 import numpy as np
 
 from karat.quant.bits import fields, packed_pairs
-from karat.quant.format import Blocks, Format, Values, half
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half
 from karat.quant.k_native import fit_with_minimum
 from karat.quant.k_scales import in_steps, integers_above_minimum
 
 
-def unpack(blocks: Blocks) -> Values:
+def codes(blocks: Blocks) -> Parts:
     scales, minimums = _unpack_scales(blocks[:, :16], blocks[:, 80:])
-    integers = fields(blocks[:, 16:80], 32, (0, 2, 4, 6), 2).reshape(-1, 16, 16).astype(np.float32)
-    return (scales[:, :, None] * integers - minimums[:, :, None]).reshape(-1, 256)
+    integers = fields(blocks[:, 16:80], 32, (0, 2, 4, 6), 2).reshape(-1, 256)
+    return integers.view(np.int8), scales, -minimums
 
 
 def pack(values: Values) -> Blocks:
@@ -40,4 +40,5 @@ def _unpack_scales(four_bits: Blocks, factors: Blocks) -> tuple[Values, Values]:
     return scales, half(factors, 2) * (four_bits >> 4).astype(np.float32)
 
 
-FORMAT = Format("Q2_K", ggml_type=10, block_size=256, block_bytes=84, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=16, lowest=0, highest=3, subtract=True)
+FORMAT = Format("Q2_K", ggml_type=10, block_size=256, block_bytes=84, unpack=CODING.values, pack=pack, coding=CODING)

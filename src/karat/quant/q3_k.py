@@ -16,19 +16,18 @@ A group's scale is its 6 bits minus 32, times the factor. The scales' 12 bytes:
 import numpy as np
 
 from karat.quant.bits import fields, nibbles, packed_pairs
-from karat.quant.format import Blocks, Format, Values, half, half_bytes, inverted
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half, half_bytes, inverted
 from karat.quant.k_native import fit_in_turn
 from karat.quant.k_scales import integers_around_zero, largest_of
 
 
-def unpack(blocks: Blocks) -> Values:
+def codes(blocks: Blocks) -> Parts:
     high = fields(blocks[:, 104:108], 4, (0, 2, 4, 6), 2).reshape(-1, 16) << np.uint8(4)
-    integers = (nibbles(blocks[:, 96:104], 8) | high).astype(np.int8) - np.int8(32)
-    scales = half(blocks, 108) * integers.astype(np.float32)  # [n, groups]
+    six_bits = (nibbles(blocks[:, 96:104], 8) | high).astype(np.int8) - np.int8(32)
     low = fields(blocks[:, 32:96], 32, (0, 2, 4, 6), 2).reshape(-1, 256)
     is_set = fields(blocks[:, :32], 32, range(8), 1).reshape(-1, 256)
-    values = (low | is_set << np.uint8(2)).astype(np.int8) - np.int8(4)
-    return (scales[:, :, None] * values.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
+    integers = (low | is_set << np.uint8(2)).astype(np.int8) - np.int8(4)
+    return integers, half(blocks, 108) * six_bits.astype(np.float32), None
 
 
 def pack(values: Values) -> Blocks:
@@ -54,4 +53,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate(parts, axis=1)
 
 
-FORMAT = Format("Q3_K", ggml_type=11, block_size=256, block_bytes=110, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=16, lowest=-4, highest=3)
+FORMAT = Format("Q3_K", ggml_type=11, block_size=256, block_bytes=110, unpack=CODING.values, pack=pack, coding=CODING)

@@ -8,12 +8,11 @@ byte 0       2                                            18
 import numpy as np
 
 from karat.quant.bits import nibbles
-from karat.quant.format import Blocks, Format, Values, half, half_bytes, steps_around_zero
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half, half_bytes, steps_around_zero
 
 
-def unpack(blocks: Blocks) -> Values:
-    integers = nibbles(blocks[:, 2:], 16).astype(np.int8) - np.int8(8)
-    return half(blocks, 0) * integers.astype(np.float32)
+def codes(blocks: Blocks) -> Parts:
+    return nibbles(blocks[:, 2:], 16).astype(np.int8) - np.int8(8), half(blocks, 0), None
 
 
 def pack(values: Values) -> Blocks:
@@ -21,4 +20,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate([half_bytes(scale), integers[:, :16] | integers[:, 16:] << 4], axis=1)
 
 
-FORMAT = Format("Q4_0", ggml_type=2, block_size=32, block_bytes=18, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=-8, highest=7)
+FORMAT = Format("Q4_0", ggml_type=2, block_size=32, block_bytes=18, unpack=CODING.values, pack=pack, coding=CODING)

@@ -8,11 +8,11 @@ byte 0       2         4                                            20
 import numpy as np
 
 from karat.quant.bits import nibbles
-from karat.quant.format import Blocks, Format, Values, half, half_bytes, steps_above_minimum
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half, half_bytes, steps_above_minimum
 
 
-def unpack(blocks: Blocks) -> Values:
-    return half(blocks, 0) * nibbles(blocks[:, 4:], 16).astype(np.float32) + half(blocks, 2)
+def codes(blocks: Blocks) -> Parts:
+    return nibbles(blocks[:, 4:], 16).view(np.int8), half(blocks, 0), half(blocks, 2)
 
 
 def pack(values: Values) -> Blocks:
@@ -20,4 +20,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate([half_bytes(scale), half_bytes(minimum), integers[:, :16] | integers[:, 16:] << 4], axis=1)
 
 
-FORMAT = Format("Q4_1", ggml_type=3, block_size=32, block_bytes=20, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=0, highest=15)
+FORMAT = Format("Q4_1", ggml_type=3, block_size=32, block_bytes=20, unpack=CODING.values, pack=pack, coding=CODING)

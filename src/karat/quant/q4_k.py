@@ -11,14 +11,13 @@ A group's scale and minimum are its 6 bits times the factor.
 import numpy as np
 
 from karat.quant.bits import nibbles
-from karat.quant.format import Blocks, Format, Values
+from karat.quant.format import Blocks, Coding, Format, Parts, Values
 from karat.quant.k_scales import pack_groups, unpack_scales
 
 
-def unpack(blocks: Blocks) -> Values:
-    scales, minimums = unpack_scales(blocks)  # [n, groups]
-    integers = nibbles(blocks[:, 16:], 32).reshape(-1, 8, 32).astype(np.float32)
-    return (scales[:, :, None] * integers - minimums[:, :, None]).reshape(-1, 256)
+def codes(blocks: Blocks) -> Parts:
+    scales, minimums = unpack_scales(blocks)
+    return nibbles(blocks[:, 16:], 32).view(np.int8), scales, -minimums
 
 
 def pack(values: Values) -> Blocks:
@@ -27,4 +26,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate([head, (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)], axis=1)
 
 
-FORMAT = Format("Q4_K", ggml_type=12, block_size=256, block_bytes=144, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=0, highest=15, subtract=True)
+FORMAT = Format("Q4_K", ggml_type=12, block_size=256, block_bytes=144, unpack=CODING.values, pack=pack, coding=CODING)

@@ -8,12 +8,12 @@ byte 0       2                       6                                          
 import numpy as np
 
 from karat.quant.bits import nibbles, single_bits
-from karat.quant.format import Blocks, Format, Values, half, half_bytes, steps_around_zero
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half, half_bytes, steps_around_zero
 
 
-def unpack(blocks: Blocks) -> Values:
+def codes(blocks: Blocks) -> Parts:
     integers = fifth_bits(blocks[:, 2:6]) | nibbles(blocks[:, 6:], 16)
-    return half(blocks, 0) * (integers.astype(np.int8) - np.int8(16)).astype(np.float32)
+    return integers.astype(np.int8) - np.int8(16), half(blocks, 0), None
 
 
 def fifth_bits(packed: Blocks) -> Blocks:
@@ -32,4 +32,5 @@ def low_and_fifth_bits(integers: Blocks) -> tuple[Blocks, Blocks]:
     return np.packbits(integers >> 4, axis=1, bitorder="little"), low[:, :16] | low[:, 16:] << np.uint8(4)
 
 
-FORMAT = Format("Q5_0", ggml_type=6, block_size=32, block_bytes=22, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=-16, highest=15)
+FORMAT = Format("Q5_0", ggml_type=6, block_size=32, block_bytes=22, unpack=CODING.values, pack=pack, coding=CODING)

@@ -8,13 +8,13 @@ byte 0       2         4                       8                                
 import numpy as np
 
 from karat.quant.bits import nibbles
-from karat.quant.format import Blocks, Format, Values, half, half_bytes, steps_above_minimum
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half, half_bytes, steps_above_minimum
 from karat.quant.q5_0 import fifth_bits, low_and_fifth_bits
 
 
-def unpack(blocks: Blocks) -> Values:
+def codes(blocks: Blocks) -> Parts:
     integers = fifth_bits(blocks[:, 4:8]) | nibbles(blocks[:, 8:], 16)
-    return half(blocks, 0) * integers.astype(np.float32) + half(blocks, 2)
+    return integers.view(np.int8), half(blocks, 0), half(blocks, 2)
 
 
 def pack(values: Values) -> Blocks:
@@ -22,4 +22,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate([half_bytes(scale), half_bytes(minimum), *low_and_fifth_bits(integers)], axis=1)
 
 
-FORMAT = Format("Q5_1", ggml_type=7, block_size=32, block_bytes=24, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=0, highest=31)
+FORMAT = Format("Q5_1", ggml_type=7, block_size=32, block_bytes=24, unpack=CODING.values, pack=pack, coding=CODING)

@@ -10,15 +10,14 @@ byte 0            16                          48                                
 import numpy as np
 
 from karat.quant.bits import fields, nibbles
-from karat.quant.format import Blocks, Format, Values
+from karat.quant.format import Blocks, Coding, Format, Parts, Values
 from karat.quant.k_scales import pack_groups, unpack_scales
 
 
-def unpack(blocks: Blocks) -> Values:
-    scales, minimums = unpack_scales(blocks)  # [n, groups]
+def codes(blocks: Blocks) -> Parts:
+    scales, minimums = unpack_scales(blocks)
     high = fields(blocks[:, 16:48], 32, range(8), 1).reshape(-1, 256) << np.uint8(4)
-    integers = (nibbles(blocks[:, 48:], 32) | high).reshape(-1, 8, 32).astype(np.float32)
-    return (scales[:, :, None] * integers - minimums[:, :, None]).reshape(-1, 256)
+    return (nibbles(blocks[:, 48:], 32) | high).view(np.int8), scales, -minimums
 
 
 def pack(values: Values) -> Blocks:
@@ -28,4 +27,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate([head, high, (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)], axis=1)
 
 
-FORMAT = Format("Q5_K", ggml_type=13, block_size=256, block_bytes=176, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=0, highest=31, subtract=True)
+FORMAT = Format("Q5_K", ggml_type=13, block_size=256, block_bytes=176, unpack=CODING.values, pack=pack, coding=CODING)

@@ -10,16 +10,15 @@ byte 0                              128                192           208      21
 import numpy as np
 
 from karat.quant.bits import fields, nibbles, packed_pairs
-from karat.quant.format import Blocks, Format, Values, half, half_bytes
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, half, half_bytes
 from karat.quant.k_native import fit_symmetric
 from karat.quant.k_scales import integers_around_zero, largest_of
 
 
-def unpack(blocks: Blocks) -> Values:
-    scales = half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)  # [n, groups]
+def codes(blocks: Blocks) -> Parts:
+    scales = half(blocks, 208) * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
     high = fields(blocks[:, 128:192], 32, (0, 2, 4, 6), 2).reshape(-1, 256) << np.uint8(4)
-    integers = (nibbles(blocks[:, :128], 64) | high).astype(np.int8) - np.int8(32)
-    return (scales[:, :, None] * integers.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
+    return (nibbles(blocks[:, :128], 64) | high).astype(np.int8) - np.int8(32), scales, None
 
 
 def pack(values: Values) -> Blocks:
@@ -43,4 +42,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate(parts, axis=1)
 
 
-FORMAT = Format("Q6_K", ggml_type=14, block_size=256, block_bytes=210, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=16, lowest=-32, highest=31)
+FORMAT = Format("Q6_K", ggml_type=14, block_size=256, block_bytes=210, unpack=CODING.values, pack=pack, coding=CODING)

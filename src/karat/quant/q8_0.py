@@ -7,11 +7,11 @@ byte 0       2                        34
 
 import numpy as np
 
-from karat.quant.format import Blocks, Format, Values, defined, half, half_bytes, inverted
+from karat.quant.format import Blocks, Coding, Format, Parts, Values, defined, half, half_bytes, inverted
 
 
-def unpack(blocks: Blocks) -> Values:
-    return half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+def codes(blocks: Blocks) -> Parts:
+    return np.ascontiguousarray(blocks[:, 2:]).view(np.int8), half(blocks, 0), None
 
 
 def pack(values: Values) -> Blocks:
@@ -24,4 +24,5 @@ def pack(values: Values) -> Blocks:
     return np.concatenate([half_bytes(scale), integers.view(np.uint8)], axis=1)
 
 
-FORMAT = Format("Q8_0", ggml_type=8, block_size=32, block_bytes=34, unpack=unpack, pack=pack)
+CODING = Coding(codes, sub_block=32, lowest=-128, highest=127)
+FORMAT = Format("Q8_0", ggml_type=8, block_size=32, block_bytes=34, unpack=CODING.values, pack=pack, coding=CODING)

@@ -18,7 +18,7 @@ from karat.check.trace.format import Trace  # noqa: E402
 from karat.models.registry import build  # noqa: E402
 from karat.ops.integer_reference import IntegerOps  # noqa: E402
 from karat.ops.integers import WIDTHS  # noqa: E402
-from karat.quant.codes import CODINGS  # noqa: E402
+from karat.quant import CODINGS  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
 from tools.zoo.faults import ROWS  # noqa: E402
 from tools.zoo.integers import reading_integers, rounded  # noqa: E402

@@ -14,7 +14,7 @@ from karat.check.model.rounding import rounded
 from karat.check.model.tokens import Tokens
 from karat.config import FloatName, RopeConfig
 from karat.ops.rope_table import inverse_frequencies
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS
 
 Array = NDArray[np.floating]
 DType = np.dtype[np.floating]

@@ -19,7 +19,7 @@ from karat.models.registry import Model, build
 from karat.ops.executor import Executor
 from karat.ops.reference import ReferenceOps
 from karat.ops.registry import create
-from karat.quant.codes import CODINGS
+from karat.quant import CODINGS
 
 Array = NDArray[np.floating]
 
@@ -47,7 +47,7 @@ class Row:
 
 
 def coded_matrices(model: CheckedModel, quantize: str | None = None) -> tuple[int, int]:
-    """How many matrices are in formats that integers are for (karat.quant.codes), and how many there are."""
+    """How many matrices are in formats that integers are for (karat.quant.CODINGS), and how many there are."""
     prepare = Preparation(quantize)
     matrices = {weight.name: weight for weight in model.stored.values() if len(weight.shape) == 2}
     return sum(prepare.stored_type(weight) in CODINGS for weight in matrices.values()), len(matrices)
