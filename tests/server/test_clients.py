@@ -65,7 +65,7 @@ def test_forms_of_answers(client: Any) -> None:
         "give one": {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
         "expected one of": {"structured_outputs": {}},
         "unclosed group": {"structured_outputs": {"regex": "("}},
-        "structured_outputs": {"guided_json": {}},
+        "guided_json": {"guided_json": {}, "structured_outputs": {"regex": "a"}},
     }
     for named, fields in refused.items():
         for stream in (False, True):

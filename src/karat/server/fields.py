@@ -484,7 +484,6 @@ TABLE: tuple[Field, ...] = (
     _refused("length_penalty", BOTH, "it belongs to beam search, which there is none of", 1.0, 1),
     _refused("early_stopping", BOTH, "it belongs to beam search, which there is none of", False),
     _refused("logits_processors", BOTH, "logit_bias adds to the scores of tokens", []),
-    _refused("samplers", BOTH, "the order is fixed (docs/sampling.md); leave it out", []),
     _refused("sampler_priority", BOTH, "the order is fixed (docs/sampling.md); leave it out", []),
     _refused("mirostat", BOTH, _NO_MIROSTAT, 0),
     _refused("mirostat_mode", BOTH, _NO_MIROSTAT, 0),

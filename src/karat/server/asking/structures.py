@@ -21,7 +21,7 @@ _OTHERS: Mapping[str, str] = {
 def structure_field(values: Mapping[str, Any]) -> str:
     """The field of a request that gives the form of the answer, if one does."""
     for name in _OTHERS:
-        if values.get(name):
+        if values.get(name) not in (None, ""):
             return name
     if "structured_outputs" not in values:
         for name in ("response_format", "output_format"):
@@ -39,7 +39,7 @@ def structured(name: str, schema: Mapping[str, Any] | None, values: Mapping[str,
     400 if both are given, and for a wrong form.
     """
     given: dict[str, Any] = {name: {"json": schema}} if schema is not None else {}
-    given |= {field: {kind: values[field]} for field, kind in _OTHERS.items() if values.get(field)}
+    given |= {field: {kind: values[field]} for field, kind in _OTHERS.items() if values.get(field) not in (None, "")}
     if (wanted := values.get("structured_outputs")) is not None:
         given["structured_outputs"] = wanted
     if not given:
