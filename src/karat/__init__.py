@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from karat.config import NUMERIC_CONTRACT, VERSION
 from karat.errors import KaratError
 from karat.explanation import Alternative, Explanation, Kept
-from karat.outputs import CompletionOutput, Logprob, RequestOutput, StreamChunk, TokenLogprobs
 from karat.request import SamplingParams, StructuredOutputs
 
 if TYPE_CHECKING:
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from karat.engine.llm import LLM
     from karat.engine.stats import EngineStats
     from karat.engine.updates import PromptProgress, RequestUpdate
+    from karat.outputs import CompletionOutput, Logprob, RequestOutput, StreamChunk, TokenLogprobs
     from karat.text.chat_prompt import ChatPrompt
     from karat.text.tools.events import ParsedAnswer, ToolCall
 
@@ -29,6 +29,7 @@ _LAZY = {
     "EngineStats": "karat.engine.stats",
     "PromptProgress": "karat.engine.updates",
     "RequestUpdate": "karat.engine.updates",
+    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestOutput", "StreamChunk", "TokenLogprobs"), "karat.outputs"),
 }
 
 __all__ = [

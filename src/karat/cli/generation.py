@@ -11,11 +11,11 @@ from karat.cli.loading_bar import LoadingBar
 from karat.cli.options import LoadOptions
 from karat.cli.terminal import note
 from karat.errors import CheckpointError, ConfigError, HubError, KaratError, TokenizerError, unpacked
-from karat.outputs import StreamChunk
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
     from karat.engine.updates import PromptProgress
+    from karat.outputs import StreamChunk
     from karat.request import SamplingParams
     from karat.text import ChatPrompt
 
@@ -28,8 +28,10 @@ def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str |
     """The model (None: the embedded one). An error of this model also shows `reading`, the reason why a word was
     taken for a model. `quiet`: its remarks are not shown.
     """
+    log = logging.getLogger("karat")
+    level = log.level
     if quiet:
-        logging.getLogger("karat").setLevel(logging.ERROR)
+        log.setLevel(logging.ERROR)
     try:
         with without_collections():
             from karat.checkpoint import resolve
@@ -42,6 +44,8 @@ def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str |
         if reading is not None and isinstance(error, CheckpointError | ConfigError | HubError | TokenizerError):
             error.add_note(reading)
         raise
+    finally:
+        log.setLevel(level)
 
 
 def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOptions) -> None:
@@ -90,7 +94,7 @@ class Task:
         """The sampling. If max_tokens is the model's own default and the context leaves less, that is the limit."""
         return self.llm.default_params_after(len(self.prompt_ids), self._given)
 
-    def stream(self, on_prompt: "Callable[[PromptProgress], object] | None" = None) -> Iterator[StreamChunk]:
+    def stream(self, on_prompt: "Callable[[PromptProgress], object] | None" = None) -> "Iterator[StreamChunk]":
         """The answer as it is generated; `on_prompt` as LLM.stream takes it."""
         return self.llm.stream(self._input, self.params, on_prompt=on_prompt)
 
@@ -107,7 +111,7 @@ class Meter:
         self._begun: set[int] = set()  # choices that have a token
         self._reasons: set[str] = set()
 
-    def watch(self, chunks: Iterator[StreamChunk]) -> Iterator[StreamChunk]:
+    def watch(self, chunks: "Iterator[StreamChunk]") -> "Iterator[StreamChunk]":
         """Yield the chunks, and measure them."""
         while True:
             before = perf_counter()
@@ -162,7 +166,7 @@ def _rate_text(rate: float | None) -> str:
     return f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
 
 
-def raise_if_failed(chunk: StreamChunk) -> None:
+def raise_if_failed(chunk: "StreamChunk") -> None:
     """The error that ended this answer, if one did: NumericsError for NaN or infinity."""
     if chunk.finish_reason == "error":
         raise unpacked(chunk.error_type or "NumericsError", chunk.error or "the answer ended in an error")

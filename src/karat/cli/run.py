@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,6 @@ from karat.cli.run_receipt import Gathered, settle_seed, signer_from
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import NumericsError, UsageError
-from karat.outputs import StreamChunk
 from karat.request import SamplingParams
 
 EXAMPLES = """
@@ -31,6 +30,9 @@ Examples
   karat run -m org/name --temperature 0 --max-tokens 50 < prompt.txt
   karat run "One day" --seed 7 --json | jq -r .choices[0].text
 """
+
+if TYPE_CHECKING:
+    from karat.outputs import StreamChunk
 
 
 def run(
@@ -141,7 +143,7 @@ def _conversation(prompt: str, system: str | None) -> list[Message]:
     return [*told, {"role": "user", "content": prompt}]
 
 
-def _print_in_order(chunks: Iterator[StreamChunk]) -> None:
+def _print_in_order(chunks: "Iterator[StreamChunk]") -> None:
     """Write one choice after the other, each with a line end. The first incomplete one is written as it grows."""
     current, held, ended = 0, defaultdict[int, str](str), set[int]()
     for chunk in chunks:

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from karat.cli.generation import Meter, Task
-from karat.outputs import StreamChunk, TokenLogprobs
 from karat.request import SamplingParams
+
+if TYPE_CHECKING:
+    from karat.outputs import StreamChunk, TokenLogprobs
 
 
 def as_object(
-    task: Task, chunks: Sequence[StreamChunk], meter: Meter, given: set[str], load_s: float
+    task: Task, chunks: "Sequence[StreamChunk]", meter: Meter, given: set[str], load_s: float
 ) -> dict[str, Any]:
     """All facts of an answer whose stream has ended; `given` are the parameters that the user set."""
     llm, params = task.llm, task.params
@@ -50,7 +52,7 @@ def as_object(
     return answer
 
 
-def _choice(index: int, chunks: Sequence[StreamChunk]) -> dict[str, Any]:
+def _choice(index: int, chunks: "Sequence[StreamChunk]") -> dict[str, Any]:
     last = chunks[-1]
     token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
     choice = {
@@ -70,7 +72,7 @@ def _choice(index: int, chunks: Sequence[StreamChunk]) -> dict[str, Any]:
     return choice
 
 
-def _positions(token_ids: Sequence[int], logprobs: Iterable[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+def _positions(token_ids: Sequence[int], logprobs: "Iterable[TokenLogprobs | None]") -> list[dict[str, Any] | None]:
     """For each position its own token, and the likeliest tokens from rank 1 on; None for a position that nothing
     precedes.
     """
@@ -85,6 +87,6 @@ def _positions(token_ids: Sequence[int], logprobs: Iterable[TokenLogprobs | None
     ]
 
 
-def _token(token_id: int, entry: TokenLogprobs) -> dict[str, Any]:
+def _token(token_id: int, entry: "TokenLogprobs") -> dict[str, Any]:
     found = entry[token_id]
     return {"token_id": token_id, "token": found.decoded_token, "logprob": found.logprob, "rank": found.rank}

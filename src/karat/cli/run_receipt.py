@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from karat.cli.generation import Task
-from karat.outputs import StreamChunk
 from karat.request import Request
 
 if TYPE_CHECKING:
+    from karat.outputs import StreamChunk
     from karat.receipts.signature import Signer
 
 
@@ -27,7 +27,7 @@ class Gathered:
     def __init__(self) -> None:
         self._chunks: list[StreamChunk] = []
 
-    def watch(self, chunks: Iterator[StreamChunk]) -> Iterator[StreamChunk]:
+    def watch(self, chunks: "Iterator[StreamChunk]") -> "Iterator[StreamChunk]":
         """Yield the chunks, and keep them."""
         for chunk in chunks:
             self._chunks.append(chunk)
