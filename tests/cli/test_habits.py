@@ -34,6 +34,8 @@ def test_what_has_no_effect_is_named() -> None:
     taken = translated(["-ngl", "99", "--jinja", "-fa", "-p", "a", "--device=cpu"], FLAGS, VALUED, ())
     assert taken.args == ["-p", "a"] and taken.advice is None
     assert [remark.split()[0] for remark in taken.remarks] == ["-ngl", "--jinja", "-fa", "--device"]
+    for given, left in (["-fa", "on", "a"], ["a"]), (["-fa", "a.gguf"], ["a.gguf"]), (["--jinja", "on"], ["on"]):
+        assert translated(given, FLAGS, VALUED, ()).args == left
 
 
 def test_flags_before_words() -> None:

@@ -38,23 +38,23 @@ _WORDS: Mapping[str, Collection[str]] = {
 _CPU = "Karat computes on the CPU"
 _MAPPED = "files are always mapped, and packed once"
 _BY_TEMPLATE = "how a model calls tools and reasons is known from its chat template"
-# What changes no answer: how many values follow, and why it has no effect.
-_WITHOUT_EFFECT: Mapping[str, tuple[int, str]] = {
-    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "--main-gpu", "-mg", "--device", "-dev"), (1, _CPU)),
-    **dict.fromkeys(("--gpu-memory-utilization", "--swap-space"), (1, _CPU)),
-    "--enforce-eager": (0, _CPU),
-    **dict.fromkeys(("--mmap", "--no-mmap", "--mlock", "--no-warmup", "--no-repack"), (0, _MAPPED)),
-    **dict.fromkeys(("-fa", "--flash-attn"), (1, "attention has one form")),
-    **dict.fromkeys(("-cb", "--cont-batching"), (0, "batching is always continuous")),
-    "--jinja": (0, "chat templates are always Jinja"),
-    "--metrics": (0, "/metrics is always there"),
-    "--trust-remote-code": (0, "no code of a model is run"),
-    "--enable-auto-tool-choice": (0, _BY_TEMPLATE),
-    **dict.fromkeys(("--tool-call-parser", "--reasoning-parser", "--reasoning-format"), (1, _BY_TEMPLATE)),
-    **dict.fromkeys(("--enable-prefix-caching", "--cache-prompt"), (0, "prefixes are always shared")),
-    **dict.fromkeys(("--no-display-prompt", "--simple-io", "--log-disable", "--color", "-co"), (0, "output is plain")),
-    **dict.fromkeys(("--uvicorn-log-level", "--log-level"), (1, "-q leaves errors alone")),
-    **dict.fromkeys(("--disable-log-requests", "--disable-log-stats"), (0, "-q leaves errors alone")),
+# What changes no answer: the values that may follow (None: one, of any kind), and why it has no effect.
+_WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "--main-gpu", "-mg", "--device", "-dev"), (None, _CPU)),
+    **dict.fromkeys(("--gpu-memory-utilization", "--swap-space"), (None, _CPU)),
+    "--enforce-eager": ((), _CPU),
+    **dict.fromkeys(("--mmap", "--no-mmap", "--mlock", "--no-warmup", "--no-repack"), ((), _MAPPED)),
+    **dict.fromkeys(("-fa", "--flash-attn"), (("on", "off", "auto", "0", "1"), "attention has one form")),
+    **dict.fromkeys(("-cb", "--cont-batching"), ((), "batching is always continuous")),
+    "--jinja": ((), "chat templates are always Jinja"),
+    "--metrics": ((), "/metrics is always there"),
+    "--trust-remote-code": ((), "no code of a model is run"),
+    "--enable-auto-tool-choice": ((), _BY_TEMPLATE),
+    **dict.fromkeys(("--tool-call-parser", "--reasoning-parser", "--reasoning-format"), (None, _BY_TEMPLATE)),
+    **dict.fromkeys(("--enable-prefix-caching", "--cache-prompt"), ((), "prefixes are always shared")),
+    **dict.fromkeys(("--no-display-prompt", "--simple-io", "--log-disable", "--color", "-co"), ((), "output is plain")),
+    **dict.fromkeys(("--uvicorn-log-level", "--log-level"), (None, "-q leaves errors alone")),
+    **dict.fromkeys(("--disable-log-requests", "--disable-log-stats"), ((), "-q leaves errors alone")),
 }
 _TALK = "karat chat talks, and karat run --chat asks once"
 _GRAMMAR = "--json-schema FILE holds an answer to a schema, and structured_outputs of the server to a Lark grammar"
@@ -121,8 +121,8 @@ def translated(
         elif not equals and any(word in words for word in _WORDS.get(name, ())):
             continue  # what follows is the word
         elif name in _WITHOUT_EFFECT:
-            num, why = _WITHOUT_EFFECT[name]
-            if num and not equals and waiting and not waiting[-1].startswith("-"):
+            values, why = _WITHOUT_EFFECT[name]
+            if not equals and waiting and (waiting[-1][:1] != "-" if values is None else waiting[-1] in values):
                 waiting.pop()
             remarks.append(f"{name} has no effect: {why}")
         else:

@@ -1,5 +1,6 @@
 """From updates of the engine to the events of a stream. All events of one update are written together."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from karat.server.sse import DONE, PING, encoded, error_event, event
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 
 
-class _Events:
+class _Events(ABC):
     """The common part of both routes' events: usage and timings, and which event is the last."""
 
     struct: Callable[..., schema.ChatChunk | schema.TextCompletion]
@@ -77,8 +78,8 @@ class _Events:
         made.usage = tally.usage()
         return event(made) + DONE
 
-    def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes: ...
 
     def _made(
         self, choices: list[Any], *, last: bool = False, progress: schema.PromptProgress | UnsetType = UNSET
