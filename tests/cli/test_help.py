@@ -1,6 +1,6 @@
 """The help teaches: every option, every field of SamplingParams, examples that parse; and it is quick.
 
-Covers: karat.cli.app, karat.cli.options.
+Covers: karat.cli.app, karat.cli.options, karat.cli.sampling_options.
 """
 
 import dataclasses

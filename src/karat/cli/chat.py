@@ -10,8 +10,9 @@ from karat.cli.chat_session import Session
 from karat.cli.conversation import Conversation
 from karat.cli.exits import one_line
 from karat.cli.generation import load, remark
-from karat.cli.options import LoadOptions, SamplingOptions, SanitizeControlTokens
+from karat.cli.options import LoadOptions, SanitizeControlTokens
 from karat.cli.rank_watch import ranks_watched
+from karat.cli.sampling_options import SamplingOptions
 from karat.cli.terminal import note, tell
 from karat.errors import KaratError, RankError, UsageError
 from karat.request import SamplingParams

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.errors import UsageError
-from karat.request import MAX_GRAMMAR_CHARS
 
 if TYPE_CHECKING:
     from karat.checkpoint.overrides import Overrides
@@ -37,12 +36,12 @@ Debug = Annotated[
 ]
 
 
-def _option(panel: str, metavar: str, text: str) -> Any:
+def option(panel: str, metavar: str, text: str) -> Any:
     """An option named after its field."""
     return typer.Option(metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
 
 
-def _flag(panel: str, name: str, text: str) -> Any:
+def flag(panel: str, name: str, text: str) -> Any:
     return typer.Option(name, help=text, rich_help_panel=panel, show_default=False)
 
 
@@ -65,20 +64,20 @@ class OverrideOptions:
 
     override: Annotated[
         list[str] | None,
-        _option("Model", "KEY=VALUE", "Instead of what config.json or a GGUF file says; null for none; repeatable."),
+        option("Model", "KEY=VALUE", "Instead of what config.json or a GGUF file says; null for none; repeatable."),
     ] = None
     rope_scaling: Annotated[
-        str | None, _option("Model", "KIND", "Read beyond the context it was trained for: yarn or linear.")
+        str | None, option("Model", "KIND", "Read beyond the context it was trained for: yarn or linear.")
     ] = None
     rope_factor: Annotated[
-        float | None, _option("Model", "X", "And how many times as far, such as 4, with --rope-scaling.")
+        float | None, option("Model", "X", "And how many times as far, such as 4, with --rope-scaling.")
     ] = None
     chat_template: Annotated[
-        Path | None, _option("Model", "FILE", "The chat template (Jinja), instead of the model's own.")
+        Path | None, option("Model", "FILE", "The chat template (Jinja), instead of the model's own.")
     ] = None
     template_arg: Annotated[
         list[str] | None,
-        _option("Model", "KEY=VALUE", "A variable for the chat template, as enable_thinking=false; repeatable."),
+        option("Model", "KEY=VALUE", "A variable for the chat template, as enable_thinking=false; repeatable."),
     ] = None
 
     def said(self) -> dict[str, Any]:
@@ -103,26 +102,26 @@ class OverrideOptions:
 class ComputeOptions(OverrideOptions):
     """The executor and the types: keyword arguments of `LLM`; None leaves the choice to it."""
 
-    dtype: Annotated[str | None, _option("Model", "TYPE", "Compute in float32 (default) or float64.")] = None
+    dtype: Annotated[str | None, option("Model", "TYPE", "Compute in float32 (default) or float64.")] = None
     kv_dtype: Annotated[
-        str | None, _option("Model", "TYPE", "Keep keys and values in float16, bfloat16, float32 or float64.")
+        str | None, option("Model", "TYPE", "Keep keys and values in float16, bfloat16, float32 or float64.")
     ] = None
     executor: Annotated[
-        str | None, _option("Model", "NAME", "Executor: auto (default) or one that `karat env` lists.")
+        str | None, option("Model", "NAME", "Executor: auto (default) or one that `karat env` lists.")
     ] = None
     threads: Annotated[
-        int | None, _option("Model", "N", "Threads of the native executor (default: the physical cores).")
+        int | None, option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None
     activations: Annotated[
-        list[str] | None, _option("Model", "TYPE", "Read by weights in blocks: int16 (default), int24 or int8.")
+        list[str] | None, option("Model", "TYPE", "Read by weights in blocks: int16 (default), int24 or int8.")
     ] = None
     tensor_parallel_size: Annotated[
-        int | None, _option("Model", "N", "Share the model out over N processes: 2, 4 or 8.")
+        int | None, option("Model", "N", "Share the model out over N processes: 2, 4 or 8.")
     ] = None
 
     def given(self) -> dict[str, Any]:
         """Arguments for LLM: only what was on the command line. Raises UsageError for several activations."""
-        arguments = {name: value for name, value in _given(self).items() if name not in _OVERRIDING} | self.said()
+        arguments = {name: value for name, value in given_fields(self).items() if name not in _OVERRIDING} | self.said()
         if given := arguments.pop("activations", None):
             if len(given) > 1:
                 raise UsageError(f"--activations {given[0]} and {given[1]}: expected one, since one model is computed")
@@ -134,22 +133,22 @@ class ComputeOptions(OverrideOptions):
 class LoadOptions(ComputeOptions):
     """How a model is loaded: keyword arguments of `LLM`; None leaves the choice to it."""
 
-    quantize: Annotated[str | None, _option("Model", "FORMAT", "Quantise matrices while loading: q8_0 or q4_0.")] = None
+    quantize: Annotated[str | None, option("Model", "FORMAT", "Quantise matrices while loading: q8_0 or q4_0.")] = None
     guard: Annotated[
         bool | None,
-        _flag("Model", "--guard", "Stop at the first NaN, infinity or impossible value, and say where."),
+        flag("Model", "--guard", "Stop at the first NaN, infinity or impossible value, and say where."),
     ] = None
     max_model_len: Annotated[
-        int | None, _option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")
+        int | None, option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")
     ] = None
 
     generation_config: Annotated[
         str | None,
-        _option("Model", "SOURCE", "Default sampling: auto (default), what the model's files say; or none of it."),
+        option("Model", "SOURCE", "Default sampling: auto (default), what the model's files say; or none of it."),
     ] = None
     no_enable_prefix_caching: Annotated[
         bool | None,
-        _flag("Model", "--no-enable-prefix-caching", "Compute beginnings again that prompts share with earlier ones."),
+        flag("Model", "--no-enable-prefix-caching", "Compute beginnings again that prompts share with earlier ones."),
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -161,172 +160,54 @@ class LoadOptions(ComputeOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """Fields of SamplingParams; None for an option that was not given, where the model's default holds."""
-
-    temperature: Annotated[float | None, _option("Sampling", "X", "0 takes the likeliest token; larger is freer.")] = (
-        None
-    )
-    top_k: Annotated[int | None, _option("Sampling", "N", "Draw from the N likeliest tokens; 0: all.")] = None
-    top_p: Annotated[float | None, _option("Sampling", "P", "Draw from the likeliest tokens that sum up to P.")] = None
-    min_p: Annotated[float | None, _option("Sampling", "P", "Drop tokens less likely than P times the likeliest.")] = (
-        None
-    )
-    typical_p: Annotated[
-        float | None, _option("Sampling", "P", "Draw from the tokens of typical surprise that sum up to P; 1: all.")
-    ] = None
-    top_n_sigma: Annotated[
-        float | None, _option("Sampling", "X", "Drop scores X standard deviations below the largest; 0: none.")
-    ] = None
-    xtc_probability: Annotated[
-        float | None, _option("Sampling", "P", "How often XTC takes out the top choices but the least.")
-    ] = None
-    xtc_threshold: Annotated[
-        float | None, _option("Sampling", "P", "Top choices are at least this probable (default: 0.1).")
-    ] = None
-    repetition_penalty: Annotated[
-        float | None, _option("Sampling", "X", "Above 1: tokens of prompt and answer are repeated less.")
-    ] = None
-    presence_penalty: Annotated[
-        float | None, _option("Sampling", "X", "Subtracted from the logits of tokens in the answer.")
-    ] = None
-    frequency_penalty: Annotated[float | None, _option("Sampling", "X", "The same, once for each occurrence.")] = None
-    repeat_last_n: Annotated[
-        int | None, _option("Sampling", "N", "All three penalties look at the last N tokens; -1: all, 0: none.")
-    ] = None
-    dry_multiplier: Annotated[
-        float | None, _option("Sampling", "X", "DRY: what would lengthen a repetition loses X * base^(n - allowed).")
-    ] = None
-    dry_base: Annotated[float | None, _option("Sampling", "X", "The base of DRY (default: 1.75).")] = None
-    dry_allowed_length: Annotated[
-        int | None, _option("Sampling", "N", "Repetitions shorter than N tokens are free for DRY (default: 2).")
-    ] = None
-    dry_penalty_last_n: Annotated[
-        int | None, _option("Sampling", "N", "DRY looks at the last N tokens; -1: all (default), 0: none.")
-    ] = None
-    dry_sequence_breakers: Annotated[
-        list[str] | None,
-        _option("Sampling", "TEXT", "DRY finds no repetition across TEXT; repeatable, 'none' for none."),
-    ] = None
-    no_repeat_ngram_size: Annotated[
-        int | None, _option("Sampling", "N", "No N tokens in a row come twice in prompt and answer.")
-    ] = None
-    bad_words: Annotated[list[str] | None, _option("Sampling", "TEXT", "Never write TEXT; repeatable.")] = None
-    bad_words_ids: Annotated[
-        list[str] | None, _option("Sampling", "ID,ID", "Never come to these tokens in a row; repeatable.")
-    ] = None
-    logit_bias: Annotated[
-        list[str] | None, _option("Sampling", "ID=X", "Add X to the logit of a token; repeatable.")
-    ] = None
-    allowed_token_ids: Annotated[list[int] | None, _option("Sampling", "ID", "Choose no other tokens; repeatable.")] = (
-        None
-    )
-    json_schema: Annotated[
-        str | None, _option("Sampling", "FILE", "The answer is JSON that keeps to a JSON Schema: its file, or itself.")
-    ] = None
-    seed: Annotated[int | None, _option("Sampling", "N", "The same seed gives the same answer.")] = None
-    max_tokens: Annotated[
-        int | None, _option("Stopping", "N", "End after N tokens (default: the model's own, or the context).")
-    ] = None
-    min_tokens: Annotated[int | None, _option("Stopping", "N", "Do not end before N tokens.")] = None
-    stop: Annotated[list[str] | None, _option("Stopping", "TEXT", "End before TEXT; repeatable.")] = None
-    stop_token_ids: Annotated[list[int] | None, _option("Stopping", "ID", "End at a token; repeatable.")] = None
-    include_stop_str_in_output: Annotated[
-        bool | None, _flag("Stopping", "--include-stop-str-in-output", "Keep the TEXT of --stop in the answer.")
-    ] = None
-    ignore_eos: Annotated[bool | None, _flag("Stopping", "--ignore-eos", "Do not end at the model's end tokens.")] = (
-        None
-    )
-    no_skip_special_tokens: Annotated[
-        bool | None, _flag("Output", "--no-skip-special-tokens", "Show special tokens in the text.")
-    ] = None
-
-    def given(self) -> dict[str, Any]:
-        """Arguments for SamplingParams: only what was on the command line."""
-        arguments = _given(self)
-        if arguments.pop("no_skip_special_tokens", False):
-            arguments["skip_special_tokens"] = False
-        if self.json_schema is not None:
-            arguments["structured_outputs"] = {"json": _schema_of(arguments.pop("json_schema"))}
-        if self.dry_sequence_breakers == ["none"]:  # as in llama.cpp
-            arguments["dry_sequence_breakers"] = []
-        if self.bad_words_ids:
-            arguments["bad_words_ids"] = [_ids(text) for text in self.bad_words_ids]
-        if self.logit_bias:
-            arguments["logit_bias"] = dict(map(_bias, self.logit_bias))
-        return arguments
-
-
-@dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """The other fields of SamplingParams: they choose what is reported; None reports nothing."""
-
-    n: Annotated[int | None, _option("Output", "N", "Give N answers.")] = None
-    logprobs: Annotated[
-        int | None, _option("Output", "K", "Log-probability of each token and the K likeliest; with --json.")
-    ] = None
-    prompt_logprobs: Annotated[
-        int | None, _option("Output", "K", "The same for the tokens of the prompt; with --json.")
-    ] = None
-    explain: Annotated[
-        bool | None,
-        typer.Option("--explain", help="How each token was drawn; with --json.", rich_help_panel="Output"),
-    ] = None
-
-    def given(self) -> dict[str, Any]:
-        """Arguments for SamplingParams: only what was on the command line."""
-        return _given(self)
-
-
-@dataclass(frozen=True, slots=True)
 class ServeOptions:
     """What `karat serve` listens to, whom it lets in, and what it lets them take; None where the server decides."""
 
-    host: Annotated[str | None, _option("Server", "HOST", "Listen there (default: 127.0.0.1).")] = None
-    port: Annotated[int | None, _option("Server", "N", "Listen to this port (default: 8000; 0: any).")] = None
-    unix_socket: Annotated[Path | None, _option("Server", "PATH", "Listen there instead, for this user alone.")] = None
+    host: Annotated[str | None, option("Server", "HOST", "Listen there (default: 127.0.0.1).")] = None
+    port: Annotated[int | None, option("Server", "N", "Listen to this port (default: 8000; 0: any).")] = None
+    unix_socket: Annotated[Path | None, option("Server", "PATH", "Listen there instead, for this user alone.")] = None
     served_model_name: Annotated[
-        list[str] | None, _option("Server", "NAME", "What clients call the model; repeatable.")
+        list[str] | None, option("Server", "NAME", "What clients call the model; repeatable.")
     ] = None
     api_key: Annotated[
-        list[str] | None, _option("Server", "KEY", "Only who sends it may ask; other users here may see it.")
+        list[str] | None, option("Server", "KEY", "Only who sends it may ask; other users here may see it.")
     ] = None
-    api_key_file: Annotated[Path | None, _option("Server", "FILE", "The same, a key on each line of a file.")] = None
-    tls_cert: Annotated[Path | None, _option("Server", "FILE", "Certificate (PEM), for https.")] = None
-    tls_key: Annotated[Path | None, _option("Server", "FILE", "Its private key (PEM).")] = None
-    receipt_key: Annotated[Path | None, _option("Server", "FILE", "Sign receipts: an Ed25519 key (PEM).")] = None
+    api_key_file: Annotated[Path | None, option("Server", "FILE", "The same, a key on each line of a file.")] = None
+    tls_cert: Annotated[Path | None, option("Server", "FILE", "Certificate (PEM), for https.")] = None
+    tls_key: Annotated[Path | None, option("Server", "FILE", "Its private key (PEM).")] = None
+    receipt_key: Annotated[Path | None, option("Server", "FILE", "Sign receipts: an Ed25519 key (PEM).")] = None
     allowed_host: Annotated[
-        list[str] | None, _option("Server", "NAME", "A name in Host that is this server's; repeatable.")
+        list[str] | None, option("Server", "NAME", "A name in Host that is this server's; repeatable.")
     ] = None
     allowed_origin: Annotated[
-        list[str] | None, _option("Server", "URL", "A page's origin that may ask (CORS); repeatable; *: all.")
+        list[str] | None, option("Server", "URL", "A page's origin that may ask (CORS); repeatable; *: all.")
     ] = None
-    log_format: Annotated[str | None, _option("Server", "FORM", "Lines of the log: text (default) or json.")] = None
+    log_format: Annotated[str | None, option("Server", "FORM", "Lines of the log: text (default) or json.")] = None
     default_max_tokens: Annotated[
-        int | None, _option("Limits", "N", "Of answers whose request names no length (default: 4096).")
+        int | None, option("Limits", "N", "Of answers whose request names no length (default: 4096).")
     ] = None
-    max_num_seqs: Annotated[int | None, _option("Limits", "N", "Answers computed at a time (default: 16).")] = None
-    kv_cache_bytes: Annotated[int | None, _option("Limits", "N", "Memory of the KV cache, in bytes.")] = None
+    max_num_seqs: Annotated[int | None, option("Limits", "N", "Answers computed at a time (default: 16).")] = None
+    kv_cache_bytes: Annotated[int | None, option("Limits", "N", "Memory of the KV cache, in bytes.")] = None
     max_step_ms: Annotated[
-        int | None, _option("Limits", "MS", "Of a step while answers stream (default: 200; 0: no bound).")
+        int | None, option("Limits", "MS", "Of a step while answers stream (default: 200; 0: no bound).")
     ] = None
-    max_queue: Annotated[int | None, _option("Limits", "N", "Answers that may wait (default: 256).")] = None
-    queue_timeout_s: Annotated[float | None, _option("Limits", "S", "And for how long (default: without end).")] = None
-    max_connections: Annotated[int | None, _option("Limits", "N", "Open connections (default: 512).")] = None
-    max_body_bytes: Annotated[int | None, _option("Limits", "N", "Of a request's body (default: 16 MiB).")] = None
-    max_head_bytes: Annotated[int | None, _option("Limits", "N", "Of a request's headers (default: 32 KiB).")] = None
-    body_timeout_s: Annotated[float | None, _option("Limits", "S", "For a body to come (default: 30).")] = None
-    head_timeout_s: Annotated[float | None, _option("Limits", "S", "For headers to come (default: 10).")] = None
-    write_timeout_s: Annotated[
-        float | None, _option("Limits", "S", "That a client may read nothing (default: 30).")
-    ] = None
-    ping_s: Annotated[float | None, _option("Limits", "S", "Between comments in a silent stream (default: 10).")] = None
-    drain_s: Annotated[float | None, _option("Limits", "S", "For requests under way at the end (default: 30).")] = None
+    max_queue: Annotated[int | None, option("Limits", "N", "Answers that may wait (default: 256).")] = None
+    queue_timeout_s: Annotated[float | None, option("Limits", "S", "And for how long (default: without end).")] = None
+    max_connections: Annotated[int | None, option("Limits", "N", "Open connections (default: 512).")] = None
+    max_body_bytes: Annotated[int | None, option("Limits", "N", "Of a request's body (default: 16 MiB).")] = None
+    max_head_bytes: Annotated[int | None, option("Limits", "N", "Of a request's headers (default: 32 KiB).")] = None
+    body_timeout_s: Annotated[float | None, option("Limits", "S", "For a body to come (default: 30).")] = None
+    head_timeout_s: Annotated[float | None, option("Limits", "S", "For headers to come (default: 10).")] = None
+    write_timeout_s: Annotated[float | None, option("Limits", "S", "That a client may read nothing (default: 30).")] = (
+        None
+    )
+    ping_s: Annotated[float | None, option("Limits", "S", "Between comments in a silent stream (default: 10).")] = None
+    drain_s: Annotated[float | None, option("Limits", "S", "For requests under way at the end (default: 30).")] = None
 
     def engine(self) -> dict[str, Any]:
         """Arguments for AsyncLLM: only what was on the command line."""
         names = ("max_num_seqs", "kv_cache_bytes", "max_step_ms", "max_queue", "queue_timeout_s")
-        return {name: value for name, value in _given(self).items() if name in names}
+        return {name: value for name, value in given_fields(self).items() if name in names}
 
 
 _OVERRIDING = frozenset(field.name for field in fields(OverrideOptions))
@@ -365,35 +246,9 @@ def _pairs(option: str, texts: list[str] | None, read: Callable[[str], Any]) -> 
     return pairs
 
 
-def _given(options: Any) -> dict[str, Any]:
+def given_fields(options: Any) -> dict[str, Any]:
     arguments = {field.name: getattr(options, field.name) for field in fields(options)}
     return {name: value for name, value in arguments.items() if value is not None and value != []}
-
-
-def _schema_of(given: str) -> str:
-    """A JSON Schema that is given itself, or by the path of its file."""
-    if given.lstrip().startswith("{"):
-        return given
-    try:
-        with Path(given).open("rb") as file:
-            return file.read(MAX_GRAMMAR_CHARS * 4 + 1).decode()  # SamplingParams refuses more
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--json-schema {given}: {error}; expected a file with a JSON Schema in UTF-8") from None
-
-
-def _bias(text: str) -> tuple[int, float]:
-    token_id, _, bias = text.partition("=")
-    try:
-        return int(token_id), float(bias)
-    except ValueError:
-        raise UsageError(f"--logit-bias {text!r}: expected a token id and a number, such as 42=-5") from None
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--bad-words-ids {text!r}: expected token ids, such as 42 or 42,7") from None
 
 
 def unfolded(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, remark
-from karat.cli.options import LoadOptions, ReportOptions, SamplingOptions, SanitizeControlTokens
+from karat.cli.options import LoadOptions, SanitizeControlTokens
 from karat.cli.prefill import PromptWatch
 from karat.cli.run_json import as_object
 from karat.cli.run_receipt import Gathered, settle_seed, signer_from
+from karat.cli.sampling_options import ReportOptions, SamplingOptions
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import NumericsError, UsageError
