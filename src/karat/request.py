@@ -54,10 +54,10 @@ class StructuredOutputs:
 
     json is a JSON Schema, as a mapping or as JSON text, which is what is kept. regex matches the whole answer, in the
     syntax of Rust's regex. choice lists the texts that an answer may be. grammar is a context-free grammar in
-    llguidance's Lark syntax or in llama.cpp's GBNF. A schema that cannot be kept to the letter is refused when the request is made, with the
-    name of the keyword (an unknown format is an annotation); so is a form that takes longer than 5 s to compile, with
-    the name of the field. tool_calls is a karat.text.tools.grammar.CallGrammar as text: calls of tools, which the
-    server and `LLM.tool_params` make.
+    llguidance's Lark syntax or in llama.cpp's GBNF. A schema that cannot be kept to the letter is refused when the
+    request is made, with the name of the keyword (an unknown format is an annotation); so is a form that takes longer
+    than 5 s to compile, with the name of the field. tool_calls is a karat.text.tools.grammar.CallGrammar as text: calls
+    of tools, which the server and `LLM.tool_params` make.
     """
 
     json: str | Mapping[str, Any] | None = None
