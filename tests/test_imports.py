@@ -55,7 +55,7 @@ EXTRAS: Mapping[str, set[str]] = {
 }
 
 # Pure bookkeeping: neither they nor what they import may need an array library.
-WITHOUT_ARRAYS = ("karat.engine.scheduler", "karat.kv.blocks", "karat.kv.prefix")
+WITHOUT_ARRAYS = ("karat.engine.scheduler", "karat.kv.blocks", "karat.kv.groups", "karat.kv.prefix")
 ARRAYS = {"numpy", "torch"}
 
 

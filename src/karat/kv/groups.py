@@ -1,0 +1,68 @@
+"""What each layer keeps of the tokens it has seen, and the cache groups that follow. Bookkeeping only, without arrays.
+
+layer     keeps                           group
+0         Keys(2, 128, 128, window 512)   0
+1         Keys(2, 128, 128, window 512)   0
+2         Keys(1, 256, 256, window None)  1
+3         State(((16, 128, 128),))        –
+4         SharedKeys(0)                   reads what layer 0 keeps
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """K [kv_heads, k_dim] and V [kv_heads, v_dim] of every token that a later token may see.
+
+    A token sees the last `window` tokens, itself included; None means all. Sizes are those of one rank.
+    """
+
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int | None
+
+    def __post_init__(self) -> None:
+        assert min(self.kv_heads, self.k_dim, self.v_dim) > 0 and (self.window is None or self.window > 0), f"{self}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedKeys:
+    """Nothing of its own: the layer reads the K and V that layer `layer` keeps, which stands before it."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Arrays of these shapes for every sequence, in the compute dtype. A step reads and overwrites them."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+
+Keep = Keys | SharedKeys | State | None  # None: the layer needs only the tokens of the step
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that keep the same: one block table of a sequence serves all. `layers` are numbers, in order."""
+
+    keys: Keys
+    layers: tuple[int, ...]
+
+
+def groups_of(keeps: Sequence[Keep]) -> tuple[CacheGroup, ...]:
+    """The cache groups of a model whose layer i keeps `keeps[i]`, in order of their first layers.
+
+    Layers with equal `Keys` are one group, neighbours or not. A layer that keeps no keys of its own is in none.
+    """
+    layers: dict[Keys, list[int]] = {}
+    for layer, keep in enumerate(keeps):
+        if isinstance(keep, Keys):
+            layers.setdefault(keep, []).append(layer)
+        elif isinstance(keep, SharedKeys):
+            owns = 0 <= keep.layer < layer and isinstance(keeps[keep.layer], Keys)
+            assert owns, f"layer {layer} reads the keys of layer {keep.layer}, which keeps none before it"
+    return tuple(CacheGroup(keys, tuple(members)) for keys, members in layers.items())
