@@ -104,11 +104,6 @@ class ModelConfig:
         if len(self.layer_windows) != self.num_layers:
             raise ConfigError(f"{len(self.layer_windows)} layer types for {self.num_layers} layers")
 
-    def kv_bytes_per_token(self, kv_dtype: FloatName, num_kv_heads: int | None = None) -> int:
-        """Bytes of K and V of one token over all layers, for `num_kv_heads` KV heads (None: all of the model)."""
-        heads = self.num_kv_heads if num_kv_heads is None else num_kv_heads
-        return 2 * self.num_layers * heads * self.head_dim * FLOAT_BYTES[kv_dtype]
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:

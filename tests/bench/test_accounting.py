@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from karat.batch import ForwardBatch
 from karat.bench.accounting import Account, Work
 from karat.config import FLOAT_BYTES, RopeConfig
-from karat.models.decoder import weight_specs
+from karat.kv.groups import bytes_per_token
+from karat.models.decoder import outline, weight_specs
 from karat.models.qwen2 import Qwen2Config
 
 CONFIG = Qwen2Config(
@@ -92,7 +93,7 @@ def test_every_byte_and_operation_counted_by_hand(
 def test_the_cache_counts_in_its_own_type(dtype: str) -> None:
     sizes = {spec.source: 50 for spec in weight_specs(CONFIG)}
     work = Account(CONFIG, sizes, dtype).of(batch_of([(9, 1)], [0]))  # type: ignore[arg-type]
-    assert work.cache_bytes == 10 * CONFIG.kv_bytes_per_token(dtype)  # type: ignore[arg-type]
+    assert work.cache_bytes == 10 * bytes_per_token(outline(CONFIG).keeps, dtype)  # type: ignore[arg-type]
     assert FLOAT_BYTES[dtype] * 10 * 3 * 2 * 2 * 4 == work.cache_bytes  # type: ignore[index]
 
 

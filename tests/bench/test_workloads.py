@@ -17,6 +17,8 @@ from karat.bench.sides import KaratSide, Prompt, Sample, extra_tokens
 from karat.bench.workloads import NUM_WARM_UP_STEPS, WARM_UP_TOKENS, Workload, measure, plan
 from karat.engine.llm import LLM
 from karat.errors import UsageError
+from karat.kv.groups import bytes_per_token
+from karat.models.decoder import outline
 from karat.models.registry import find_weights
 
 
@@ -171,7 +173,7 @@ def test_a_prefill_of_karat() -> None:
     # Three steps of 16, 16 and 8 tokens; only the last wants logits, of one row.
     layers, rows = weight_bytes - 512 * 64 * 4, 64 * 4
     assert sample.work.weight_bytes == 3 * layers + 32 * rows + 512 * 64 * 4
-    assert sample.work.cache_bytes == (16 + 32 + 40) * llm.config.kv_bytes_per_token("float32")
+    assert sample.work.cache_bytes == (16 + 32 + 40) * bytes_per_token(outline(llm.config).keeps, "float32")
     assert sample.work.attention_flops == 4 * 64 * 2 * sum(range(1, 41))  # heads × head_dim, layers
     assert not llm.engine.has_work and llm.engine.run == run
 
@@ -183,7 +185,9 @@ def test_decode_of_karat_is_one_token_for_each(batch: int) -> None:
     context = [len(seq.token_ids) for seq in llm.engine.scheduler._running]
     for step, sample in enumerate(side.steps(6)):
         assert sample.work
-        assert sample.work.cache_bytes == (sum(context) + batch * step) * llm.config.kv_bytes_per_token("float32")
+        assert sample.work.cache_bytes == (sum(context) + batch * step) * bytes_per_token(
+            outline(llm.config).keeps, "float32"
+        )
     assert llm.engine.scheduler.num_running == batch
     side.stop()
     assert not llm.engine.has_work

@@ -15,6 +15,7 @@ import pytest
 from karat.checkpoint.slices import part_bytes
 from karat.config import ModelConfig
 from karat.engine.parallel import ParallelModel
+from karat.kv.groups import Keys
 from karat.models.cut_units import cut_units
 from karat.models.degrees import working_degrees
 from karat.models.opening import open_model
@@ -199,7 +200,7 @@ def test_a_rank_has_each_kv_head_that_it_reads_once(
             for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"):
                 rows = [row for piece in parts[name].pieces or () for row in range(*piece)]
                 assert rows == [head * head_dim + row for head in read for row in range(head_dim)]
-            assert model.num_kv_heads == len(read)
+            assert set(model.keeps) == {Keys(len(read), head_dim, head_dim, None)}
             every_head += sorted(set(own))
             taken = sum(part_bytes(weights[spec.source], spec) for spec in model.parts)
             assert model.bytes_read == taken

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from karat.kv.groups import CacheGroup, Keep, Keys, SharedKeys, State, groups_of
+from karat.kv.groups import CacheGroup, Keep, Keys, SharedKeys, State, bytes_per_token, groups_of, keys_read
 
 LOCAL, FULL = Keys(2, 128, 128, 512), Keys(1, 256, 256, None)
 STATE = State(((16, 128, 128), (4, 3)))
@@ -36,7 +36,7 @@ def test_shared_keys_are_those_of_an_earlier_layer_that_keeps_some(keeps: list[K
         groups_of(keeps)
 
 
-@pytest.mark.parametrize("sizes", [(0, 1, 1, None), (1, 0, 1, None), (1, 1, 0, None), (1, 1, 1, 0)])
+@pytest.mark.parametrize("sizes", [(-1, 1, 1, None), (1, 0, 1, None), (1, 1, 0, None), (1, 1, 1, 0)])
 def test_sizes_are_positive(sizes: tuple[int, int, int, int | None]) -> None:
     with pytest.raises(AssertionError):
         Keys(*sizes)
@@ -55,3 +55,13 @@ def test_each_layer_with_keys_is_in_the_group_of_its_keys_alone(keeps: list[Keep
     assert sum(len(group.layers) for group in groups) == sum(isinstance(keep, Keys) for keep in keeps)
     assert all(list(group.layers) == sorted(group.layers) for group in groups)
     assert [group.layers[0] for group in groups] == sorted(group.layers[0] for group in groups)
+
+
+def test_a_layer_reads_its_own_keys_or_those_that_it_shares() -> None:
+    assert keys_read([LOCAL, STATE, FULL, None, SharedKeys(0)]) == (LOCAL, None, FULL, None, LOCAL)
+
+
+def test_bytes_of_a_token_are_those_of_keys_and_values() -> None:
+    keeps = [Keys(2, 8, 4, None), STATE, Keys(1, 16, 16, 512), SharedKeys(0), None]
+    assert bytes_per_token(keeps, "float16") == (2 * 12 + 32) * 2
+    assert bytes_per_token(keeps, "float32") == (2 * 12 + 32) * 4

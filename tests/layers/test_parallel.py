@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.errors import ExecutorError
+from karat.kv.cache import new_cache
+from karat.kv.groups import Keys
 from karat.layers import linear, merged, shards, vocabulary
 from karat.layers.attention import Attention
 from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -30,7 +32,7 @@ from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.registry import read_config
 from karat.ops.api import Linear, Op, Ops, Tensor
-from karat.ops.executor import CacheSpec, Executor
+from karat.ops.executor import Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
 from karat.ranks.group import SINGLE, Group, PlannedRank, tree_sum
@@ -166,17 +168,9 @@ def attention(size: int, heads: int = 14, kv_heads: int = 2) -> float:
 
     def call(layer: Attention, ops: Ops, group: Group) -> tuple[Array, ...]:
         start, stop = shards.own_kv_heads(heads, kv_heads, 1, group)
-        cache = ops.new_cache(
-            CacheSpec(
-                num_layers=1,
-                num_blocks=1,
-                block_size=ROWS,
-                num_kv_heads=stop - start,
-                head_dim=10,
-                dtype="float64",
-            )
-        )
-        ropes = {config.rope: ops.rope_table(config.rope, head_dim=10, num_positions=ROWS)}
+        assert layer.keeps == Keys(stop - start, 10, 10, None)
+        cache = new_cache(ops, [layer.keeps], "float64", 1, block_size=ROWS)
+        ropes = {layer.rotation: ops.rope_table(config.rope, head_dim=10, num_positions=ROWS)}
         return (layer(ops, x_of(HIDDEN), ops.begin(batch), cache, ropes),)
 
     def make(take: Any, group: Group) -> Attention:

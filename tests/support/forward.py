@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
+from karat.kv.cache import new_cache
 from karat.models.registry import Model, build, read_config
-from karat.ops.executor import CacheSpec, Executor
+from karat.ops.executor import Executor
 
 
 class ArrayCheckpoint:
@@ -55,16 +56,7 @@ def run(
     tables = np.full((len(prompts), max(blocks_each)), -1, np.int32)
     for seq, count in enumerate(blocks_each):
         tables[seq, :count] = [free.pop() for _ in range(count)]
-    cache = ops.new_cache(
-        CacheSpec(
-            num_layers=config.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=kv_dtype or ops.default_kv_dtype,
-        )
-    )
+    cache = new_cache(ops, model.keeps, kv_dtype or ops.default_kv_dtype, num_blocks, block_size=block_size)
     done = np.zeros(len(prompts), np.int32)
     logits: list[list[NDArray[np.floating]]] = [[] for _ in prompts]
     while any(done[i] < len(p) for i, p in enumerate(prompts)):

@@ -13,8 +13,9 @@ from math import prod
 import numpy as np
 
 from karat.batch import ForwardBatch
-from karat.config import FLOAT_BYTES, FloatName, ModelConfig
-from karat.models.decoder import weight_specs
+from karat.config import FloatName, ModelConfig
+from karat.kv.groups import bytes_per_token, keys_read
+from karat.models.decoder import outline, weight_specs
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -60,7 +61,8 @@ class Account:
         self._head_bytes = stored_bytes[_EMBEDDING if config.tie_word_embeddings else _HEAD]
         self._head_params = config.vocab_size * config.hidden_size
         self._row_bytes = stored_bytes[_EMBEDDING] // config.vocab_size
-        self._kv_bytes = 2 * config.num_kv_heads * config.head_dim * FLOAT_BYTES[kv_dtype]
+        read = keys_read(outline(config).keeps)
+        self._keys = [(keys, bytes_per_token([keys], kv_dtype)) for keys in read if keys is not None]
 
     def of(self, batch: ForwardBatch) -> Work:
         """The work of one step."""
@@ -72,14 +74,16 @@ class Account:
             weight_bytes += num_tokens * self._row_bytes
         visible = batch.positions.astype(np.int64) + 1  # [tokens] keys that each token sees
         first_new = batch.context_lens.astype(np.int64) - np.diff(batch.query_starts)  # [seqs]
-        num_seen, num_read = 0, 0  # summed over layers
-        for window in config.layer_windows:
+        attention_flops, cache_bytes = 0, 0  # summed over layers
+        for keys, key_bytes in self._keys:
+            window = keys.window
             oldest = 0 if window is None else np.maximum(0, first_new - window + 1)  # key that the first new token sees
-            num_seen += int((visible if window is None else np.minimum(visible, window)).sum())
-            num_read += int((batch.context_lens - oldest).sum())
+            num_seen = int((visible if window is None else np.minimum(visible, window)).sum())
+            attention_flops += 2 * config.num_heads * (keys.k_dim + keys.v_dim) * num_seen
+            cache_bytes += key_bytes * int((batch.context_lens - oldest).sum())
         return Work(
             weight_bytes=weight_bytes,
-            cache_bytes=num_read * self._kv_bytes,
+            cache_bytes=cache_bytes,
             linear_flops=2 * (self._layer_params * num_tokens + self._head_params * num_logits),
-            attention_flops=4 * config.num_heads * config.head_dim * num_seen,
+            attention_flops=attention_flops,
         )

@@ -188,9 +188,12 @@ def _chat_facts(tokenizer: "Tokenizer") -> dict[str, Any]:
 
 def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict[str, Any]:
     """Bytes of one sequence of each length, by type of the KV cache; weights in their stored types."""
-    longest = config.max_position_embeddings
+    from karat.kv.groups import bytes_per_token
+    from karat.models.decoder import outline
+
+    longest, keeps = config.max_position_embeddings, outline(config).keeps
     lengths = [2**k for k in range(_MIN_CONTEXT_LEN.bit_length() - 1, longest.bit_length()) if 2**k < longest]
-    kv_bytes = {dtype: config.kv_bytes_per_token(dtype) for dtype in _KV_DTYPES}
+    kv_bytes = {dtype: bytes_per_token(keeps, dtype) for dtype in _KV_DTYPES}
     return {
         "weight_bytes": weight_bytes,
         "float32_weight_bytes": num_parameters * FLOAT_BYTES["float32"],

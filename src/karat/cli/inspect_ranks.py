@@ -16,9 +16,10 @@ _LAYER = re.compile(r"\.\d+\.")
 def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
     """One object for each rank, for JSON. An impossible degree is a UsageError that lists the possible ones."""
     from karat.checkpoint.slices import part_bytes, part_shape
+    from karat.kv.groups import bytes_per_token
     from karat.layers.shards import own_heads, own_kv_heads
     from karat.models.cut_units import cut_units
-    from karat.models.decoder import rank_specs
+    from karat.models.decoder import outline, rank_specs
     from karat.models.degrees import check_degree
     from karat.models.registry import find_weights, read_config
     from karat.ranks.group import PlannedRank
@@ -42,6 +43,7 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
             for spec in rank_specs(config, units, planned)
         ]
         kv_heads = range(*own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, planned))
+        keeps = outline(config, units, planned).keeps
         ranks.append(
             {
                 "rank": rank,
@@ -49,9 +51,7 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
                 "kv_heads": list(kv_heads),
                 "weight_bytes": sum(tensor["bytes"] for tensor in tensors),
                 "replicated_bytes": sum(tensor["bytes"] for tensor in tensors if tensor["axis"] is None),
-                "kv_bytes_per_token": {
-                    dtype: config.kv_bytes_per_token(dtype, len(kv_heads)) for dtype in ("float16", "float32")
-                },
+                "kv_bytes_per_token": {dtype: bytes_per_token(keeps, dtype) for dtype in ("float16", "float32")},
                 "tensors": tensors,
             }
         )

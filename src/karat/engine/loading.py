@@ -49,5 +49,5 @@ def open_runner(
 ) -> Runner:
     """The model with a new KV cache, as a function of batches. `guard` checks every result (karat.ops.guard)."""
     ops = model.ops
-    cache = new_cache(ops, model.config, kv_dtype, num_blocks, block_size=block_size, num_kv_heads=model.num_kv_heads)
+    cache = new_cache(ops, model.keeps, kv_dtype, num_blocks, block_size=block_size)
     return model_runner(model.on(Guard(ops)) if guard else model, cache, limits)

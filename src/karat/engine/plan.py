@@ -15,12 +15,14 @@ from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import cache_spec
 from karat.machine.memory import available_bytes
 from karat.models.cut_units import cut_units
-from karat.models.degrees import check_degree, num_kv_heads_held
+from karat.models.decoder import outline
+from karat.models.degrees import check_degree
 from karat.models.registry import Model, build, find_weights
 from karat.ops import registry
 from karat.ops.contract import activations_read, contract_of, integers_read
 from karat.ops.executor import Executor, Runner
 from karat.ops.rope_table import table_bytes
+from karat.ranks.group import PlannedRank
 
 if TYPE_CHECKING:
     from karat.engine.parallel import ParallelModel
@@ -138,9 +140,11 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     each_once = {weight.name: weight for weight in weights.values()}.values()
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
     require_room(weight_bytes, available_bytes())
-    kv_heads = num_kv_heads_held(config, units, num_ranks)
+    ranks = [outline(config, units, PlannedRank(rank, num_ranks)) for rank in range(num_ranks)]
+    keeps = [rank.keeps for rank in ranks]
+    rope_dims = sum(rotation.head_dim for rank in ranks for rotation in rank.rotations)
     num_blocks = num_cache_blocks(
-        lambda number: ops.cache_bytes(cache_spec(config, kv_dtype, number, num_kv_heads=kv_heads)),
+        lambda number: sum(ops.cache_bytes(cache_spec(kept, kv_dtype, number)) for kept in keeps),
         kv_dtype,
         block_size=BLOCK_SIZE,
         max_model_len=max_model_len,
@@ -148,7 +152,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         num_bytes=options.kv_cache_bytes,
         num_blocks=options.num_blocks,
         weight_bytes=weight_bytes,
-        rope_bytes=num_ranks * table_bytes(config.head_dim, max_model_len, FLOAT_BYTES[options.compute_dtype]),
+        rope_bytes=table_bytes(rope_dims, max_model_len, FLOAT_BYTES[options.compute_dtype]),
         parts_bytes=_parts_bytes(config, ops, options, max_model_len),
     )
     sizes = EngineConfig(

@@ -20,42 +20,38 @@ One KV head's part of a region is one run of bytes, which attention reads as a s
 array [layers, slots, kv_heads, head_dim] for K and one for V.
 """
 
-from karat.config import FloatName, ModelConfig
+from collections.abc import Sequence
+
+from karat.config import FloatName
 from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.groups import Keep, groups_of
 from karat.ops.api import Cache
 from karat.ops.executor import CacheSpec, Executor
 
 
 def new_cache(
-    ops: Executor,
-    config: ModelConfig,
-    dtype: FloatName,
-    num_blocks: int,
-    *,
-    block_size: int = BLOCK_SIZE,
-    num_kv_heads: int | None = None,
+    ops: Executor, keeps: Sequence[Keep], dtype: FloatName, num_blocks: int, *, block_size: int = BLOCK_SIZE
 ) -> Cache:
     """An empty cache of the size of `cache_spec`."""
-    return ops.new_cache(cache_spec(config, dtype, num_blocks, block_size=block_size, num_kv_heads=num_kv_heads))
+    return ops.new_cache(cache_spec(keeps, dtype, num_blocks, block_size=block_size))
 
 
-def cache_spec(
-    config: ModelConfig,
-    dtype: FloatName,
-    num_blocks: int,
-    *,
-    block_size: int = BLOCK_SIZE,
-    num_kv_heads: int | None = None,
-) -> CacheSpec:
-    """A cache of `num_blocks` blocks of `block_size` tokens in every layer.
+def cache_spec(keeps: Sequence[Keep], dtype: FloatName, num_blocks: int, *, block_size: int = BLOCK_SIZE) -> CacheSpec:
+    """A cache of `num_blocks` blocks of `block_size` tokens for layers that keep `keeps`.
 
-    `num_kv_heads` are the KV heads that are held (None: all of the model).
+    All groups share one cache and its blocks. So every layer keeps keys, of one shape; windows may differ.
     """
+    groups = groups_of(keeps)
+    assert sum(len(group.layers) for group in groups) == len(keeps), "a layer keeps no keys of its own"
+    shapes = {(group.keys.kv_heads, group.keys.k_dim, group.keys.v_dim) for group in groups}
+    assert len(shapes) == 1, f"one cache for keys of {len(shapes)} shapes"
+    kv_heads, k_dim, v_dim = shapes.pop()
+    assert k_dim == v_dim, f"one cache for keys of {k_dim} and values of {v_dim} numbers"
     return CacheSpec(
-        num_layers=config.num_layers,
+        num_layers=len(keeps),
         num_blocks=num_blocks,
         block_size=block_size,
-        num_kv_heads=config.num_kv_heads if num_kv_heads is None else num_kv_heads,
-        head_dim=config.head_dim,
+        num_kv_heads=kv_heads,
+        head_dim=k_dim,
         dtype=dtype,
     )

@@ -11,12 +11,15 @@ layer     keeps                           group
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from karat.config import FLOAT_BYTES, FloatName
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
     """K [kv_heads, k_dim] and V [kv_heads, v_dim] of every token that a later token may see.
 
-    A token sees the last `window` tokens, itself included; None means all. Sizes are those of one rank.
+    A token sees the last `window` tokens, itself included; None means all. Sizes are those of one rank; a rank of a
+    degree that a model cannot have may have no KV heads.
     """
 
     kv_heads: int
@@ -25,7 +28,8 @@ class Keys:
     window: int | None
 
     def __post_init__(self) -> None:
-        assert min(self.kv_heads, self.k_dim, self.v_dim) > 0 and (self.window is None or self.window > 0), f"{self}"
+        assert self.kv_heads >= 0 and self.k_dim > 0 and self.v_dim > 0, f"{self}"
+        assert self.window is None or self.window > 0, f"{self}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +70,15 @@ def groups_of(keeps: Sequence[Keep]) -> tuple[CacheGroup, ...]:
             owns = 0 <= keep.layer < layer and isinstance(keeps[keep.layer], Keys)
             assert owns, f"layer {layer} reads the keys of layer {keep.layer}, which keeps none before it"
     return tuple(CacheGroup(keys, tuple(members)) for keys, members in layers.items())
+
+
+def keys_read(keeps: Sequence[Keep]) -> tuple[Keys | None, ...]:
+    """The keys that each layer reads: its own or another layer's."""
+    read = (keeps[keep.layer] if isinstance(keep, SharedKeys) else keep for keep in keeps)
+    return tuple(keep if isinstance(keep, Keys) else None for keep in read)
+
+
+def bytes_per_token(keeps: Sequence[Keep], dtype: FloatName) -> int:
+    """Bytes of K and V of one token over all layers."""
+    numbers = sum(keep.kv_heads * (keep.k_dim + keep.v_dim) for keep in keeps if isinstance(keep, Keys))
+    return numbers * FLOAT_BYTES[dtype]

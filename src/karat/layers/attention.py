@@ -1,8 +1,10 @@
 """Self-attention with grouped KV heads, rotary positions and a paged cache."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from karat.config import ModelConfig, RopeConfig
+from karat.kv.groups import Keys
 from karat.layers.linear import RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.norm import RMSNorm
@@ -10,7 +12,16 @@ from karat.layers.place import Place
 from karat.layers.shards import own_groups, own_kv_heads
 from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
 
-RopeTables = Mapping[RopeConfig, RopeTable]
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How heads of `head_dim` are turned by position. Layers with equal rotations share a table."""
+
+    rope: RopeConfig
+    head_dim: int
+
+
+RopeTables = Mapping[Rotation, RopeTable]
 
 
 class Attention:
@@ -33,17 +44,16 @@ class Attention:
         qk_norm_eps: float | None = None,
     ) -> None:
         self.name = place.name
-        self.rope = rope
         self._layer = layer
         self._scale = config.head_dim**-0.5
-        self._window = window
         num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.rotation = Rotation(rope, head_dim)
         self.qkv = QKVParallelLinear(
             place, config.hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=qkv_bias
         )
         unit = place.units.heads
         start, stop = own_kv_heads(num_heads, num_kv_heads, unit, place.group)
-        self.num_kv_heads = stop - start  # of the cache
+        self.keeps = Keys(stop - start, head_dim, head_dim, window)
         self._groups = own_groups(num_heads, num_kv_heads, unit, place.group)
         self.q_norm, self.k_norm = (
             None if qk_norm_eps is None else RMSNorm(place / f"{part}_norm", head_dim, qk_norm_eps)
@@ -57,8 +67,9 @@ class Attention:
         q, k, v = self.qkv(ops, x)
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(ops, q), self.k_norm(ops, k)
-        q = ops.rope(q, ropes[self.rope], step, name=f"{self.name}.q_rope")
-        k = ops.rope(k, ropes[self.rope], step, name=f"{self.name}.k_rope")
+        table = ropes[self.rotation]
+        q = ops.rope(q, table, step, name=f"{self.name}.q_rope")
+        k = ops.rope(k, table, step, name=f"{self.name}.k_rope")
         ops.kv_write(k, v, cache, self._layer, step)
         out = ops.paged_attention(
             q,
@@ -66,7 +77,7 @@ class Attention:
             self._layer,
             step,
             scale=self._scale,
-            window=self._window,
+            window=self.keeps.window,
             name=f"{self.name}.attention",
             groups=self._groups,
         )

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from karat.layers.attention import Attention, RopeTables
+from karat.kv.groups import Keep
+from karat.layers.attention import Attention, RopeTables, Rotation
 from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
 from karat.ops.api import Cache, Ops, Step, Tensor
@@ -17,6 +18,16 @@ class PreNormBlock:
     self_attn: Attention
     post_attention_layernorm: RMSNorm
     mlp: GatedMLP
+
+    @property
+    def keeps(self) -> Keep:
+        """What a later step needs of this one."""
+        return self.self_attn.keeps
+
+    @property
+    def rotations(self) -> tuple[Rotation, ...]:
+        """The RoPE tables that it takes."""
+        return (self.self_attn.rotation,)
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         h = self.self_attn(ops, self.input_layernorm(ops, x), step, cache, ropes)

@@ -2,7 +2,8 @@
 
 from karat.checkpoint.weights import WeightSpec
 from karat.config import ModelConfig
-from karat.layers.attention import RopeTables
+from karat.kv.groups import Keep
+from karat.layers.attention import RopeTables, Rotation
 from karat.layers.block import PreNormBlock
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
@@ -13,6 +14,8 @@ from karat.models.families import FAMILIES
 from karat.ops.api import Cache, Ops, Step, Tensor
 from karat.ops.executor import Executor
 from karat.ranks.group import SINGLE, Group
+
+_ANY = CutUnits(1, 1)  # units do not matter for one rank
 
 
 class Decoder:
@@ -29,15 +32,21 @@ class Decoder:
         self.norm, self.lm_head = end(root, config, self.embed_tokens)
 
     @property
-    def num_kv_heads(self) -> int:
-        """KV heads that its cache holds: all, or those of this rank."""
-        return self.layers[0].self_attn.num_kv_heads
+    def keeps(self) -> tuple[Keep, ...]:
+        """What each layer keeps of the tokens it has seen: all of it, or this rank's part."""
+        return tuple(layer.keeps for layer in self.layers)
+
+    @property
+    def rotations(self) -> frozenset[Rotation]:
+        """The RoPE tables that its layers take."""
+        return frozenset(rotation for layer in self.layers for rotation in layer.rotations)
 
     def rope_tables(self, ops: Executor, num_positions: int) -> RopeTables:
         """The RoPE tables of its layers for positions below `num_positions`, each made once."""
-        ropes = {layer.self_attn.rope for layer in self.layers}
-        head_dim = self.config.head_dim
-        return {rope: ops.rope_table(rope, head_dim=head_dim, num_positions=num_positions) for rope in ropes}
+        return {
+            rotation: ops.rope_table(rotation.rope, head_dim=rotation.head_dim, num_positions=num_positions)
+            for rotation in self.rotations
+        }
 
     def __call__(self, ops: Ops, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         x = self.embed_tokens(ops, step)
@@ -70,9 +79,14 @@ def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) 
     )
 
 
+def outline(config: ModelConfig, units: CutUnits = _ANY, group: Group = SINGLE) -> Decoder:
+    """The model, or a rank's part of it, without weights: it says what its layers keep and need."""
+    return Decoder(SpecCollector(), config, units, group)
+
+
 def weight_specs(config: ModelConfig) -> list[WeightSpec]:
     """Every tensor that a model of this configuration needs, each once and whole."""
-    return rank_specs(config, CutUnits(1, 1), SINGLE)  # units do not matter for one rank
+    return rank_specs(config, _ANY, SINGLE)
 
 
 def rank_specs(config: ModelConfig, units: CutUnits, group: Group) -> list[WeightSpec]:

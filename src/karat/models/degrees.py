@@ -2,7 +2,7 @@
 
 from karat.config import ModelConfig
 from karat.errors import UsageError
-from karat.layers.shards import CutUnits, own_kv_heads
+from karat.layers.shards import CutUnits
 from karat.models.decoder import rank_specs
 from karat.ops.leaves import NUM_LEAVES
 from karat.ranks.group import PlannedRank
@@ -36,15 +36,6 @@ def check_degree(config: ModelConfig, units: CutUnits, size: int) -> None:
         raise UsageError(
             f"tensor_parallel_size={size}: {reason}; this model works with {_listed(working_degrees(config, units))}"
         )
-
-
-def num_kv_heads_held(config: ModelConfig, units: CutUnits, size: int) -> int:
-    """KV heads of a layer, summed over `size` ranks: a KV head that two ranks hold counts twice."""
-    held = (
-        own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, PlannedRank(rank, size))
-        for rank in range(size)
-    )
-    return sum(stop - start for start, stop in held)
 
 
 def _listed(degrees: tuple[int, ...]) -> str:

@@ -10,7 +10,8 @@ from karat.checkpoint.slices import without_read_ahead
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
 from karat.errors import ConfigError
-from karat.layers.attention import RopeTables
+from karat.kv.groups import Keep
+from karat.layers.attention import RopeTables, Rotation
 from karat.layers.weights import AS_STORED, Prepare, WeightLoader
 from karat.models.cut_units import cut_units
 from karat.models.decoder import Decoder, weight_specs
@@ -63,9 +64,14 @@ class Model:
         return Model(self.config, ops, self._decoder, self._ropes, self.group, self.parts, self.bytes_read, self.types)
 
     @property
-    def num_kv_heads(self) -> int:
-        """KV heads that its cache holds: all, or those of this rank."""
-        return self._decoder.num_kv_heads
+    def keeps(self) -> tuple[Keep, ...]:
+        """What each layer keeps of the tokens it has seen: all of it, or this rank's part."""
+        return self._decoder.keeps
+
+    @property
+    def rotations(self) -> frozenset[Rotation]:
+        """The RoPE tables that its layers take."""
+        return self._decoder.rotations
 
 
 def read_config(raw: Mapping[str, object]) -> ModelConfig:

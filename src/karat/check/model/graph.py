@@ -81,7 +81,7 @@ def build_graph(config: ModelConfig) -> Graph:
 
     ops = _GraphOps()
     decoder = Decoder(_name_of, config, CutUnits(1, 1))  # where sums are cut is no part of the graph
-    ropes = {layer.self_attn.rope: layer.self_attn.rope for layer in decoder.layers}
+    ropes = {rotation: rotation.rope for rotation in decoder.rotations}
     decoder(ops, None, None, ropes)
     return Graph(config, ops.nodes)
 

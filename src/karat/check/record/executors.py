@@ -79,7 +79,7 @@ def record_model(
     kv_dtype = kv_dtype or inner.default_kv_dtype
     total = steps.total
     num_blocks = -(-total // BLOCK_SIZE)
-    cache = new_cache(tap, config, kv_dtype, num_blocks, num_kv_heads=model.num_kv_heads)
+    cache = new_cache(tap, model.keeps, kv_dtype, num_blocks)
     tapped = model.on(tap)
     ids = list(steps.prompt)
     logit_tokens = set(selection.rows_for(total, config.vocab_size))
@@ -150,10 +150,13 @@ def joined(tap: Tap, selection: Selection, context: int) -> dict[str, Array]:
 
 
 def _add_rope(arrays: dict[str, Array], model: Model, num_tokens: int) -> None:
-    """The tables of RoPE: radians per position, and cosine and sine at each token."""
+    """The table of RoPE, if all layers share one: radians per position, and cosine and sine at each token."""
     from karat.ops.rope_table import cos_sin_table, inverse_frequencies
 
-    config = model.config
-    table = cos_sin_table(config.rope, head_dim=config.head_dim, num_positions=num_tokens, dtype=np.dtype(np.float32))
-    arrays["model.rotary_emb.inv_freq"] = inverse_frequencies(config.rope, config.head_dim)
+    if len(model.rotations) != 1:
+        return
+    (rotation,) = model.rotations
+    rope, head_dim = rotation.rope, rotation.head_dim
+    table = cos_sin_table(rope, head_dim=head_dim, num_positions=num_tokens, dtype=np.dtype(np.float32))
+    arrays["model.rotary_emb.inv_freq"] = inverse_frequencies(rope, head_dim)
     arrays["model.rotary_emb.cos"], arrays["model.rotary_emb.sin"] = table.cos, table.sin

@@ -74,7 +74,7 @@ class Hybrid:
         return runs
 
     def _cache(self) -> Any:
-        return new_cache(self._ops, self._config, self._ops.dtype, -(-len(self._ids) // BLOCK_SIZE))
+        return new_cache(self._ops, self._decoder.keeps, self._ops.dtype, -(-len(self._ids) // BLOCK_SIZE))
 
     @contextmanager
     def _replaced(self, part: str | None) -> Iterator[None]:

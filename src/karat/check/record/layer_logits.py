@@ -8,14 +8,13 @@ import numpy as np
 from karat.check.record.executors import one_sequence
 from karat.check.trace.format import Array
 from karat.checkpoint.weights import Weight
-from karat.config import FloatName, ModelConfig, RopeConfig
+from karat.config import FloatName, ModelConfig
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
 from karat.layers.place import Place
 from karat.layers.weights import AS_STORED, Prepare, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
-from karat.models.decoder import embedding, end, layer
-from karat.ops.api import RopeTable
+from karat.models.decoder import embedding, end, layer, outline
 from karat.ops.executor import Executor
 from karat.ranks.group import SINGLE
 
@@ -43,7 +42,8 @@ def layer_logits(
     def place() -> Place:
         return Place(WeightLoader(ops, stored, prepare), "", units, SINGLE)
 
-    cache = new_cache(ops, config, kv_dtype, -(-total // BLOCK_SIZE))
+    model = outline(config, units)
+    cache, ropes = new_cache(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE)), model.rope_tables(ops, total)
     wanted = set(range(first, total))
     batches = [
         one_sequence(token_ids, start, min(start + _STEP, total), wanted, always_last=False)
@@ -53,11 +53,8 @@ def layer_logits(
     embed = embedding(place(), config)
     states = [embed(ops, step) for step in steps]
     del embed
-    ropes: dict[RopeConfig, RopeTable] = {}
     for index in range(config.num_layers):
         block = layer(place(), config, index)
-        if (rope := block.self_attn.rope) not in ropes:
-            ropes[rope] = ops.rope_table(rope, head_dim=config.head_dim, num_positions=total)
         states = [block(ops, x, step, cache, ropes) for x, step in zip(states, steps, strict=True)]
         del block
     root = place()

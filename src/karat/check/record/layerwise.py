@@ -11,7 +11,7 @@ from karat.check.replay.forced import ForcedTap
 from karat.check.trace.format import Array, TraceInfo, make_info
 from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint.weights import Weight
-from karat.config import FloatName, ModelConfig, RopeConfig
+from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
@@ -20,8 +20,8 @@ from karat.layers.place import Place
 from karat.layers.shards import CutUnits
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
-from karat.models.decoder import embedding, end, layer
-from karat.ops.api import Cache, Ops, RopeTable, Tensor
+from karat.models.decoder import embedding, end, layer, outline
+from karat.ops.api import Cache, Ops, Tensor
 from karat.ops.contract import contract_of, integers_read
 from karat.ops.executor import Executor
 from karat.ops.tap import Tap
@@ -95,7 +95,7 @@ class LayerwiseRun:
         config, tap = self._config, Tap(self._ops)
         units = cut_units(config, self._stored)
         cache = self._cache(self._cache_dtype)
-        ropes: dict[RopeConfig, RopeTable] = {}
+        ropes = outline(config, units).rope_tables(tap, len(self._steps.prompt))
         batches = [
             one_sequence(self._steps.prompt, start, stop, self._logit_tokens, always_last=False)
             for start, stop in self._spans
@@ -105,8 +105,6 @@ class LayerwiseRun:
         states = yield from self._part(lambda ops, _x, _cache: [embed(ops, step) for step in steps], tap, [], cache)
         for index in range(config.num_layers):
             block = layer(self._place(units), config, index)
-            if (rope := block.self_attn.rope) not in ropes:
-                ropes[rope] = tap.rope_table(rope, head_dim=config.head_dim, num_positions=len(self._steps.prompt))
 
             def through(ops: Ops, states: States, cache: Cache, block: PreNormBlock = block) -> States:
                 return [block(ops, x, step, cache, ropes) for x, step in zip(states, steps, strict=True)]
@@ -149,7 +147,7 @@ class LayerwiseRun:
         return states
 
     def _cache(self, dtype: FloatName) -> Cache:
-        return new_cache(self._ops, self._config, dtype, -(-len(self._steps.prompt) // BLOCK_SIZE))
+        return new_cache(self._ops, outline(self._config).keeps, dtype, -(-len(self._steps.prompt) // BLOCK_SIZE))
 
     @property
     def _spans(self) -> list[tuple[int, int]]:
