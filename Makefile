@@ -166,11 +166,11 @@ $(STAMPS)/wheel-tools: $(STAMPS)/build-tools constraints.txt requirements/wheel.
 
 $(STAMPS)/karat: $(STAMPS)/build-tools pyproject.toml $(NATIVE_SOURCES)
 	@tools/stage "[2/$(TOTAL)] installing Karat, compiling its kernels for this processor" $(LOGS)/karat.log \
-	    $(PIP) install -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} \
+	    $(PIP) install -v -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} \
 	    --config-settings cmake.define.KARAT_ONLY_THIS_CPU=ON -e .
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/karat
 	@tools/stage "[3/$(TOTAL)] installing the test tools, compiling the other kernels" $(LOGS)/dev.log \
-	    $(PIP) install -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} -e '.[dev]'
+	    $(PIP) install -v -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} -e '.[dev]'
 	@touch $@

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.errors import ExecutorError, HubError, UsageError
+from karat.errors import ExecutorError, HubError, RequestError, UsageError
 from karat.text import Tokenizer
 from tests.engine.tiny import GREEDY, tokens, write_model
 
@@ -82,6 +82,13 @@ def test_calls_refuse_other_names_with_advice(llm: LLM, method: str) -> None:
         with pytest.raises(UsageError, match=rf"LLM.{method} has no {name}; ") as caught:
             call(MESSAGES if "chat" in method else "a", **{name: None})
         assert advice in str(caught.value)
+
+
+def test_prompt_token_ids_beside_no_prompts_are_refused_with_where_they_go(llm: LLM) -> None:
+    with pytest.raises(UsageError, match=r"LLM.generate has no prompt_token_ids; give them as prompts=, as a list"):
+        llm.generate(prompt_token_ids=[[1, 2]])
+    with pytest.raises(RequestError, match="prompts=None: expected a text, token ids, or a list of them"):
+        llm.generate()
 
 
 def test_a_field_of_sampling_params_is_refused_with_where_it_goes(llm: LLM) -> None:

@@ -1,9 +1,11 @@
 """The scripts behind make, and the locked versions."""
 
 import os
+import pty
 import re
 import subprocess
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,22 @@ def test_a_stage_is_one_line_with_its_seconds(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert re.fullmatch(r"\[1/3\] counting … \d+ s\n", done.stdout)
     assert (tmp_path / "logs" / "count.log").read_text() == "one two\n"
+
+
+def test_on_a_terminal_a_stage_says_which_file_is_compiled(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    script = "echo '  [3/40] Building CXX object x.o'; sleep 0.8"
+    command = ["tools/stage", "compiling", str(tmp_path / "log"), "sh", "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=theirs) as stage:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # what Linux says at the end
+            while more := os.read(ours, 1024):
+                shown += more
+    os.close(ours)
+    assert stage.returncode == 0
+    assert re.search(r"\rcompiling … \d+ s, step 3 of 40", shown.decode())
+    assert re.search(r"\r\x1b\[Kcompiling … \d+ s\r\n$", shown.decode()), "the count of steps is gone in the end"
 
 
 def test_a_failed_stage_shows_the_end_of_its_log_and_keeps_the_status(tmp_path: Path) -> None:

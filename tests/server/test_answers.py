@@ -1,9 +1,9 @@
 """Answers of the routes, asked over HTTP: what is asked for is done, and equals what LLM does.
 
 Covers: karat.server.answering, karat.server.answers.subject, karat.server.answers.tally, karat.server.app,
-karat.server.asking.asked, karat.server.asking.structures, karat.server.asking.variables, karat.server.openai.answers,
-karat.server.openai.events, karat.server.openai.logprobs, karat.server.openai.protocols, karat.server.protocol,
-karat.server.protocols, karat.server.responses, karat.server.sse.
+karat.server.asking.asked, karat.server.asking.sampling, karat.server.asking.structures, karat.server.asking.variables,
+karat.server.openai.answers, karat.server.openai.events, karat.server.openai.logprobs, karat.server.openai.protocols,
+karat.server.protocol, karat.server.protocols, karat.server.responses, karat.server.sse.
 """
 
 from typing import Any
@@ -147,8 +147,9 @@ def test_stops_and_biases_are_obeyed(server: Running, llm: LLM) -> None:
     (choice,) = server.text(temperature=0, max_tokens=30, stop=word).json["choices"]
     assert choice["text"] == text[: text.index(word)] and choice["finish_reason"] == "stop"
     assert choice["stop_reason"] == word
-    (forced,) = server.text(max_tokens=2, logit_bias={"574": 100}, return_token_ids=True, temperature=0).json["choices"]
-    assert forced["token_ids"] == [574, 574]
+    for bias in ({"574": 100}, [[3, -1], [574, 100]]):
+        answer = server.text(max_tokens=2, logit_bias=bias, return_token_ids=True, temperature=0)
+        assert answer.json["choices"][0]["token_ids"] == [574, 574]
 
 
 def test_progress_usage_and_timings_of_a_stream(server: Running) -> None:

@@ -163,11 +163,15 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def prompts_in(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts. One prompt is a text, token ids or a mapping; anything else is a sequence of prompts."""
+def prompts_in(prompts: Prompt | Sequence[Prompt] | None) -> list[Prompt]:
+    """A list of prompts. One prompt is a text, token ids or a mapping; anything else is a sequence of prompts.
+
+    RequestError for what is none of these.
+    """
     if isinstance(prompts, str | Mapping | ChatPrompt):
         return [prompts]
     _require_sequence("prompts", prompts)
+    assert prompts is not None
     if len(prompts) > 0 and isinstance(prompts[0], int | np.integer):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

@@ -64,6 +64,7 @@ _NO_LENGTH = (-1,)
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 LastN = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 PartAbove0 = Annotated[float, Meta(gt=0, le=1)]
 Word = Annotated[str, Meta(min_length=1, max_length=MAX_WORD)]
@@ -233,8 +234,9 @@ TABLE: tuple[Field, ...] = (
     ),
     _sampling(
         "logit_bias",
-        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_IDS)],
-        "Added to the scores of tokens, by id.",
+        Annotated[dict[TokenId, Bias], Meta(max_length=MAX_IDS)]
+        | Annotated[list[tuple[TokenId, Bias]], Meta(max_length=MAX_IDS)],
+        "Added to the scores of tokens: by id, or as llama.cpp's list of [id, number].",
     ),
     _sampling(
         "allowed_token_ids",
@@ -484,6 +486,8 @@ TABLE: tuple[Field, ...] = (
     _refused("length_penalty", BOTH, "it belongs to beam search, which there is none of", 1.0, 1),
     _refused("early_stopping", BOTH, "it belongs to beam search, which there is none of", False),
     _refused("logits_processors", BOTH, "logit_bias adds to the scores of tokens", []),
+    _refused("n_probs", (TEXT,), "use logprobs", 0),
+    _refused("n_probs", (CHAT,), "use logprobs: true and top_logprobs", 0),
     _refused("sampler_priority", BOTH, "the order is fixed (docs/sampling.md); leave it out", []),
     _refused("mirostat", BOTH, _NO_MIROSTAT, 0),
     _refused("mirostat_mode", BOTH, _NO_MIROSTAT, 0),

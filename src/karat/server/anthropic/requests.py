@@ -7,16 +7,16 @@ from karat.request import StructuredOutputs, shown
 from karat.server.anthropic.messages import Contents
 from karat.server.asking.asked import AnswerForm, ChatRequest
 from karat.server.asking.karat_field import read_wishes
+from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field, structured
 from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
-from karat.server.fields import COUNT, MESSAGES, TABLE, Field, Names, Text, fields_of, keyed
+from karat.server.fields import COUNT, MESSAGES, Field, Names, Text, fields_of, keyed
 from karat.text.tools.calling import Mode
 
 _FIELDS = {route: fields_of(route) for route in (MESSAGES, COUNT)}
-_SAMPLED = frozenset(field.name for field in TABLE if field.samples and MESSAGES in field.routes)
 _CONFIG: Mapping[str, Field] = keyed(
     Field("format", (), "honoured", "json_schema with a schema.", Names),
     Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
@@ -32,7 +32,7 @@ def read_message(content: bytes, route: str) -> ChatRequest:
     continues = messages[-1]["role"] == "assistant"
     if system := contents.system(values["system"]) if "system" in values else "":
         messages.insert(0, {"role": "system", "content": system})
-    sampling = {name: value for name, value in values.items() if name in _SAMPLED}
+    sampling = sampling_of(values, MESSAGES)
     form, level, unused = _structure(values)
     sampling |= form
     if "stop_sequences" in values:

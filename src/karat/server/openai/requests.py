@@ -6,17 +6,16 @@ from typing import Any
 from karat.server.asking.asked import AnswerForm, ChatRequest, TextRequest
 from karat.server.asking.conversation import require_continuable
 from karat.server.asking.karat_field import NO_WISHES, read_wishes
+from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field
 from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
-from karat.server.fields import CHAT, MAX_PROMPTS, TABLE, TEXT, Count, Field, Flag, Text, keyed
+from karat.server.fields import CHAT, MAX_PROMPTS, TEXT, Count, Field, Flag, Text, keyed
 from karat.server.openai.formats import structure
 from karat.server.openai.messages import CONTINUING, read_messages, unused_of
 from karat.server.openai.tools import read_tools
-
-_SAMPLED = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in (CHAT, TEXT)}
 
 STREAM_OPTIONS: Mapping[str, Field] = keyed(
     Field("include_usage", (), "honoured", "The last event has the usage.", Flag),
@@ -36,7 +35,7 @@ def read_chat(body: Body) -> ChatRequest:
     """The request of a chat body. 400 for contradictory fields, and for messages that are no text."""
     values = body.values
     require_length(values, "max_tokens", "max_completion_tokens")
-    given = _sampling(values, CHAT)
+    given = sampling_of(values, CHAT) | structure(values)
     if "max_completion_tokens" in values:
         if given.get("max_tokens", values["max_completion_tokens"]) != values["max_completion_tokens"]:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give the latter alone")
@@ -72,7 +71,7 @@ def read_conversation(values: Mapping[str, Any]) -> ChatRequest:
 def read_text(body: Body) -> TextRequest:
     """The request of a completion body. 400 for contradictory fields."""
     values = body.values
-    given, form = _sampling(values, TEXT), _form(values)
+    given, form = sampling_of(values, TEXT) | structure(values), _form(values)
     prompts = _prompts(values["prompt"])
     if given.get("max_tokens") == 0:
         if not form.echo:
@@ -148,11 +147,6 @@ def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:
             "prompt", f"prompt has {len(prompt)} prompts; expected at most {MAX_PROMPTS}; send several requests"
         )
     return [item if isinstance(item, str) else tuple(item) for item in prompt]
-
-
-def _sampling(values: Mapping[str, Any], route: str) -> dict[str, Any]:
-    given = {name: value for name, value in values.items() if name in _SAMPLED[route]}
-    return given | structure(values)
 
 
 def _form(values: Mapping[str, Any]) -> AnswerForm:

@@ -18,12 +18,13 @@ from karat.server.asking.conversation import (
     unknown,
 )
 from karat.server.asking.karat_field import read_wishes
+from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field
 from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched
 from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
-from karat.server.fields import INPUT_TOKENS, RESPONSES, TABLE, Field, Text, fields_of, keyed
+from karat.server.fields import INPUT_TOKENS, RESPONSES, Field, Text, fields_of, keyed
 from karat.server.openai.formats import text_structure
 from karat.server.openai.messages import read_messages, unused_of
 from karat.server.openai.requests import require_length
@@ -39,7 +40,6 @@ from karat.server.openai.response_tools import INPUT, Meaning, Offered, echoed, 
 from karat.server.openai.tools import read_response_tools
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
-_SAMPLED = frozenset(field.name for field in TABLE if field.samples and RESPONSES in field.routes)
 REASONING: Mapping[str, Field] = keyed(
     Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
     Field("summary", (), "without effect", "None is made.", Text),
@@ -79,7 +79,7 @@ def read_response(content: bytes, route: str) -> ChatRequest:
         require_continuable(messages[-1], f"input[{len(values['input']) - 1}]")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
-    sampling = {name: value for name, value in values.items() if name in _SAMPLED}
+    sampling = sampling_of(values, RESPONSES)
     structure, text, names = text_structure(values)
     sampling |= structure
     if "max_output_tokens" in values:
