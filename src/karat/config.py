@@ -50,6 +50,21 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """The sizes of one layer, for all ranks together.
+
+    A token sees `window` keys, itself included; None means all. `rope` turns q and k by position; None turns nothing.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    inner_size: int
+    window: int | None
+    rope: RopeConfig | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The sizes and choices of every decoder-only transformer, all resolved. A family adds fields of its own.
 
@@ -103,6 +118,17 @@ class ModelConfig:
             raise ConfigError(f"rms_norm_eps={self.rms_norm_eps}: expected a number above 0")
         if len(self.layer_windows) != self.num_layers:
             raise ConfigError(f"{len(self.layer_windows)} layer types for {self.num_layers} layers")
+
+    def shape(self, layer: int) -> LayerShape:
+        """The sizes of a layer. A family whose layers differ in more than their windows has a method of its own."""
+        return LayerShape(
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            inner_size=self.intermediate_size,
+            window=self.layer_windows[layer],
+            rope=self.rope,
+        )
 
 
 @dataclass(frozen=True, slots=True)

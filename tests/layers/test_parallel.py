@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight, WeightSpec
+from karat.config import LayerShape, RopeConfig
 from karat.errors import ExecutorError
 from karat.kv.cache import new_cache
 from karat.kv.groups import Keys
@@ -25,23 +26,24 @@ from karat.layers import linear, merged, shards, vocabulary
 from karat.layers.attention import Attention
 from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
+from karat.layers.mixer import Rotation
 from karat.layers.mlp import GatedMLP
 from karat.layers.place import Place
 from karat.layers.shards import CutUnits
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import AS_STORED, WeightLoader
-from karat.models.registry import read_config
 from karat.ops.api import Linear, Op, Ops, Tensor
 from karat.ops.executor import Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
+from karat.ops.tap import Tap
 from karat.ranks.group import SINGLE, Group, PlannedRank, tree_sum
-from tests.support import parallel
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 SIZES = (2, 4, 8)
 HIDDEN, ROWS = 6, 3
+ROPE = RopeConfig(theta=10000.0)
 
 
 class RandomWeights(dict[str, Weight]):
@@ -121,7 +123,7 @@ def mlp(size: int, inner: int = 40, bias: bool = True) -> float:
     def make(take: Any, group: Group) -> GatedMLP:
         return GatedMLP(at(take, group, math.gcd(inner, 32)), HIDDEN, inner, bias=bias)
 
-    return compare(size, make, lambda layer, ops, group: (layer(ops, x_of(HIDDEN)),), the_same)
+    return compare(size, make, lambda layer, ops, group: (layer(ops, x_of(HIDDEN), None, None, {}),), the_same)
 
 
 def qkv(size: int, heads: int = 14, kv_heads: int = 2, head_dim: int = 10, bias: bool = True) -> float:
@@ -142,18 +144,9 @@ def qkv(size: int, heads: int = 14, kv_heads: int = 2, head_dim: int = 10, bias:
     return compare(size, make, call, side_by_side)
 
 
-def attention(size: int, heads: int = 14, kv_heads: int = 2) -> float:
+def attention(size: int, heads: int = 14, kv_heads: int = 2, rope: RopeConfig | None = ROPE) -> float:
     """All of it, over a cache for a rank's own KV heads."""
-    config = read_config(
-        parallel.config_of(
-            "llama",
-            hidden_size=HIDDEN,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=10,
-            attention_bias=True,
-        )
-    )
+    shape = LayerShape(num_heads=heads, num_kv_heads=kv_heads, head_dim=10, inner_size=0, window=None, rope=rope)
     positions = np.arange(ROWS, dtype=np.int32)
     batch = ForwardBatch(
         token_ids=positions,
@@ -170,11 +163,14 @@ def attention(size: int, heads: int = 14, kv_heads: int = 2) -> float:
         start, stop = shards.own_kv_heads(heads, kv_heads, 1, group)
         assert layer.keeps == Keys(stop - start, 10, 10, None)
         cache = new_cache(ops, [layer.keeps], "float64", 1, block_size=ROWS)
-        ropes = {layer.rotation: ops.rope_table(config.rope, head_dim=10, num_positions=ROWS)}
-        return (layer(ops, x_of(HIDDEN), ops.begin(batch), cache, ropes),)
+        ropes = {Rotation(ROPE, 10): ops.rope_table(ROPE, head_dim=10, num_positions=ROWS)}
+        tap = Tap(ops)
+        out = layer(tap, x_of(HIDDEN), tap.begin(batch), cache, ropes)
+        assert {name for name in tap.records if "rope" in name} == ({"layer.q_rope", "layer.k_rope"} if rope else set())
+        return (out,)
 
     def make(take: Any, group: Group) -> Attention:
-        return Attention(at(take, group), config, 0, rope=config.rope, qkv_bias=True, o_bias=True)
+        return Attention(at(take, group), HIDDEN, shape, 0, qkv_bias=True, o_bias=True)
 
     return compare(size, make, call, the_same)
 
@@ -218,7 +214,7 @@ def test_layers_over_random_shapes(size: int, data: st.DataObject, bias: bool) -
     assume(heads >= size)
     assert qkv(size, heads, kv_heads, head_dim, bias) < 1e-13
     if head_dim == 10:
-        assert attention(size, heads, kv_heads) < 1e-13
+        assert attention(size, heads, kv_heads, data.draw(st.sampled_from([None, ROPE]))) < 1e-13
     assert row(size, heads * head_dim, unit=head_dim, bias=bias) < 1e-13
     assert ends_of_vocabulary(size, data.draw(st.sampled_from([8, 61, 127, 700])), bias) < 1e-13
 

@@ -1,36 +1,74 @@
-"""Blocks: the layers of a decoder, with their parts in the order of computation."""
+"""Block: the one form of a decoder's layer. Families differ in the parts they put into it.
+
+norms before the parts (llama)     Block(name, Branch(norm, attention), Branch(norm, mlp))
+norms around the parts             Block(name, Branch(norm, attention, norm), Branch(norm, mlp, norm))
+norms after the parts              Block(name, Branch(None, attention, norm), Branch(None, mlp, norm))
+one part a layer                   Block(name, Branch(norm, mixer))
+parts side by side                 Block(name, Branch(norm, mixer)), where the mixer is a sum of two
+"""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from karat.kv.groups import Keep
-from karat.layers.attention import Attention, RopeTables, Rotation
-from karat.layers.mlp import GatedMLP
-from karat.layers.norm import RMSNorm
+from karat.layers.mixer import Mixer, RopeTables, Rotation
 from karat.ops.api import Cache, Ops, Step, Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class PreNormBlock:
-    """x + attention(norm(x)), then x + mlp(norm(x)); x is [tokens, hidden]."""
+class RowLayer(Protocol):
+    """A layer that computes each row alone, as a norm does."""
 
     name: str
-    input_layernorm: RMSNorm
-    self_attn: Attention
-    post_attention_layernorm: RMSNorm
-    mlp: GatedMLP
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """after(mixer(before(x))), which a block adds to x. None is no layer."""
+
+    before: RowLayer | None
+    mixer: Mixer
+    after: RowLayer | None = None
+
+    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
+        x = x if self.before is None else self.before(ops, x)
+        x = self.mixer(ops, x, step, cache, ropes)
+        return x if self.after is None else self.after(ops, x)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """x + first(x), then x + second(x), then scale(x); x is [tokens, hidden].
+
+    The last of them is recorded as `name`, sums before it as `name.attention_residual` and `name.mlp_residual`.
+    """
+
+    name: str
+    first: Branch
+    second: Branch | None = None
+    scale: RowLayer | None = None
+
+    @property
+    def branches(self) -> tuple[Branch, ...]:
+        return (self.first,) if self.second is None else (self.first, self.second)
 
     @property
     def keeps(self) -> Keep:
-        """What a later step needs of this one."""
-        return self.self_attn.keeps
+        """What a later step needs of this one. One branch at most keeps something."""
+        kept = [branch.mixer.keeps for branch in self.branches if branch.mixer.keeps is not None]
+        assert len(kept) <= 1, f"{self.name} keeps {kept}"
+        return kept[0] if kept else None
 
     @property
-    def rotations(self) -> tuple[Rotation, ...]:
+    def rotations(self) -> frozenset[Rotation]:
         """The RoPE tables that it takes."""
-        return (self.self_attn.rotation,)
+        return frozenset(rotation for branch in self.branches for rotation in branch.mixer.rotations)
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
-        h = self.self_attn(ops, self.input_layernorm(ops, x), step, cache, ropes)
-        x = ops.add(x, h, name=f"{self.name}.attention_residual")
-        h = self.mlp(ops, self.post_attention_layernorm(ops, x))
-        return ops.add(x, h, name=self.name)
+        names = [f"{self.name}.{part}_residual" for part in ("attention", "mlp")][: len(self.branches)]
+        if self.scale is None:
+            names[-1] = self.name
+        for branch, name in zip(self.branches, names, strict=True):
+            x = ops.add(x, branch(ops, x, step, cache, ropes), name=name)
+        return x if self.scale is None else self.scale(ops, x)

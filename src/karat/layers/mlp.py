@@ -2,11 +2,12 @@
 
 from karat.layers.linear import RowParallelLinear
 from karat.layers.merged import GateUpParallelLinear
+from karat.layers.mixer import Mixer, RopeTables
 from karat.layers.place import Place
-from karat.ops.api import Ops, Tensor
+from karat.ops.api import Cache, Ops, Step, Tensor
 
 
-class GatedMLP:
+class GatedMLP(Mixer):
     """down(silu(gate(x)) * up(x)); x and the result are [tokens, hidden]."""
 
     def __init__(self, place: Place, hidden_size: int, inner_size: int, *, bias: bool = False) -> None:
@@ -16,6 +17,6 @@ class GatedMLP:
             place / "down_proj", hidden_size, inner_size, bias=bias, unit=place.units.inner
         )
 
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         gate, up = self.gate_up(ops, x)
         return self.down_proj(ops, ops.silu_mul(gate, up, name=f"{self.name}.act"))

@@ -3,8 +3,8 @@
 from karat.checkpoint.weights import WeightSpec
 from karat.config import ModelConfig
 from karat.kv.groups import Keep
-from karat.layers.attention import RopeTables, Rotation
-from karat.layers.block import PreNormBlock
+from karat.layers.block import Block
+from karat.layers.mixer import RopeTables, Rotation
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.layers.shards import CutUnits
@@ -61,7 +61,7 @@ def embedding(root: Place, config: ModelConfig) -> VocabParallelEmbedding:
     return VocabParallelEmbedding(root / "model.embed_tokens", config.vocab_size, config.hidden_size)
 
 
-def layer(root: Place, config: ModelConfig, index: int) -> PreNormBlock:
+def layer(root: Place, config: ModelConfig, index: int) -> Block:
     """Layer `index`, as the model's family composes it."""
     return FAMILIES[config.model_type].layer(root / f"model.layers.{index}", config, index)
 

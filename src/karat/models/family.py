@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from karat.checkpoint.gguf import GgufForm
 from karat.config import ModelConfig
 from karat.errors import ConfigError
-from karat.layers.block import PreNormBlock
+from karat.layers.block import Block
 from karat.layers.place import Place
 from karat.models.reader import ConfigReader, read_dtype, read_rope, read_token_ids
 from karat.request import shown
@@ -27,7 +27,7 @@ class Family(Generic[C]):
     model_type: str
     architecture: str
     read: Callable[[ConfigReader], C]
-    layer: Callable[[Place, C, int], PreNormBlock]
+    layer: Callable[[Place, C, int], Block]
     gguf: GgufForm[C]
 
 

@@ -8,7 +8,7 @@ from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias, stated_window
 from karat.config import ModelConfig
 from karat.layers.attention import Attention
-from karat.layers.block import PreNormBlock
+from karat.layers.block import Block, Branch
 from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
@@ -24,16 +24,14 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool
 
 
-def layer(place: Place, config: LlamaConfig, index: int) -> PreNormBlock:
+def layer(place: Place, config: LlamaConfig, index: int) -> Block:
     """Layer `index` of a model."""
-    size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
-    return PreNormBlock(
-        place.name,
-        RMSNorm(place / "input_layernorm", size, eps),
-        Attention(place / "self_attn", config, index, rope=config.rope, qkv_bias=bias, o_bias=bias),
-        RMSNorm(place / "post_attention_layernorm", size, eps),
-        GatedMLP(place / "mlp", size, config.intermediate_size, bias=config.mlp_bias),
-    )
+    size, eps, bias, shape = config.hidden_size, config.rms_norm_eps, config.attention_bias, config.shape(index)
+    attention_norm = RMSNorm(place / "input_layernorm", size, eps)
+    attention = Attention(place / "self_attn", size, shape, index, qkv_bias=bias, o_bias=bias)
+    mlp_norm = RMSNorm(place / "post_attention_layernorm", size, eps)
+    mlp = GatedMLP(place / "mlp", size, shape.inner_size, bias=config.mlp_bias)
+    return Block(place.name, Branch(attention_norm, attention), Branch(mlp_norm, mlp))
 
 
 def read(reader: ConfigReader) -> LlamaConfig:

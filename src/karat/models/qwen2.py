@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from karat.checkpoint.gguf.form import IN_LAYER, GgufForm
 from karat.config import ModelConfig
 from karat.layers.attention import Attention
-from karat.layers.block import PreNormBlock
+from karat.layers.block import Block, Branch
 from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
@@ -20,16 +20,14 @@ class Qwen2Config(ModelConfig):
     """Adds nothing."""
 
 
-def layer(place: Place, config: Qwen2Config, index: int) -> PreNormBlock:
+def layer(place: Place, config: Qwen2Config, index: int) -> Block:
     """Layer `index` of a model."""
-    size, eps, window = config.hidden_size, config.rms_norm_eps, config.layer_windows[index]
-    return PreNormBlock(
-        place.name,
-        RMSNorm(place / "input_layernorm", size, eps),
-        Attention(place / "self_attn", config, index, rope=config.rope, window=window, qkv_bias=True),
-        RMSNorm(place / "post_attention_layernorm", size, eps),
-        GatedMLP(place / "mlp", size, config.intermediate_size),
-    )
+    size, eps, shape = config.hidden_size, config.rms_norm_eps, config.shape(index)
+    attention_norm = RMSNorm(place / "input_layernorm", size, eps)
+    attention = Attention(place / "self_attn", size, shape, index, qkv_bias=True)
+    mlp_norm = RMSNorm(place / "post_attention_layernorm", size, eps)
+    mlp = GatedMLP(place / "mlp", size, shape.inner_size)
+    return Block(place.name, Branch(attention_norm, attention), Branch(mlp_norm, mlp))
 
 
 def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:

@@ -11,7 +11,7 @@ from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
 from karat.errors import ConfigError
 from karat.kv.groups import Keep
-from karat.layers.attention import RopeTables, Rotation
+from karat.layers.mixer import RopeTables, Rotation
 from karat.layers.weights import AS_STORED, Prepare, WeightLoader
 from karat.models.cut_units import cut_units
 from karat.models.decoder import Decoder, weight_specs

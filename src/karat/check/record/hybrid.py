@@ -15,6 +15,9 @@ from karat.config import ModelConfig
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
+from karat.layers.attention import Attention
+from karat.layers.block import Block
+from karat.layers.mlp import GatedMLP
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.cut_units import cut_units
 from karat.models.decoder import Decoder
@@ -104,16 +107,18 @@ class Hybrid:
                         yield theirs, self._whole(ours, cache)
             case "attention":
                 for theirs, ours in layers:
-                    run = self._with_step(ours.self_attn, cache)
-                    yield theirs.self_attn, lambda hidden_states, *_, run=run, **__: (run(hidden_states), None)
+                    for attention in (branch.mixer for branch in ours.branches if isinstance(branch.mixer, Attention)):
+                        run, module = self._with_step(attention, cache), _counterpart(theirs, ours, attention.name)
+                        yield module, lambda hidden_states, *_, run=run, **__: (run(hidden_states), None)
             case "mlp":
                 for theirs, ours in layers:
-                    yield theirs.mlp, self._plain(ours.mlp)
+                    for mlp in (branch.mixer for branch in ours.branches if isinstance(branch.mixer, GatedMLP)):
+                        yield _counterpart(theirs, ours, mlp.name), self._whole(mlp, cache)
             case "norm":
                 yield base.norm, self._plain(self._decoder.norm)
                 for theirs, ours in layers:
-                    yield theirs.input_layernorm, self._plain(ours.input_layernorm)
-                    yield theirs.post_attention_layernorm, self._plain(ours.post_attention_layernorm)
+                    for norm in (norm for branch in ours.branches for norm in (branch.before, branch.after) if norm):
+                        yield _counterpart(theirs, ours, norm.name), self._plain(norm)
             case "head":
                 yield self._theirs.lm_head, self._plain(self._decoder.lm_head)
             case "layer" if (index := _layer_index(part or "", len(layers))) is not None:
@@ -160,6 +165,11 @@ def check_part(part: str, num_layers: int) -> None:
     name = part.removeprefix("theirs:")
     if name not in PARTS[:-1] and _layer_index(name, num_layers) is None:
         raise _unknown(part, num_layers)
+
+
+def _counterpart(theirs: Any, ours: Block, name: str) -> Any:
+    """The module of their layer that has the name of a part of ours."""
+    return theirs.get_submodule(name.removeprefix(f"{ours.name}."))
 
 
 def _layer_index(name: str, num_layers: int) -> int | None:

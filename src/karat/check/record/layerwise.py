@@ -15,7 +15,7 @@ from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_cache
-from karat.layers.block import PreNormBlock
+from karat.layers.block import Block
 from karat.layers.place import Place
 from karat.layers.shards import CutUnits
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
@@ -106,7 +106,7 @@ class LayerwiseRun:
         for index in range(config.num_layers):
             block = layer(self._place(units), config, index)
 
-            def through(ops: Ops, states: States, cache: Cache, block: PreNormBlock = block) -> States:
+            def through(ops: Ops, states: States, cache: Cache, block: Block = block) -> States:
                 return [block(ops, x, step, cache, ropes) for x, step in zip(states, steps, strict=True)]
 
             states = yield from self._part(through, tap, states, cache)
