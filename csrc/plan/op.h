@@ -9,6 +9,7 @@
 
 #include "contract/kernels.h"
 #include "group/collective.h"
+#include "plan/step_input.h"
 
 namespace karat {
 
@@ -42,16 +43,6 @@ struct StepLimits {
     std::size_t context;  // keys of a sequence
 
     std::size_t of(Rows rows) const { return rows == Rows::tokens ? tokens : rows == Rows::sequences ? seqs : wanted; }
-};
-
-// The inputs of a step (karat.batch.ForwardBatch).
-struct StepInput {
-    BatchView batch;
-    const std::int32_t *token_ids, *wanted;
-    std::size_t num_wanted;
-    // For an observer of attention: null, or [score_heads, tokens of sequence score_seq, its context].
-    float* scores = nullptr;
-    std::size_t score_seq = 0, score_heads = 0;
 };
 
 // The state of a step, shared by all threads (step.h).

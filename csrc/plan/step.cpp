@@ -8,12 +8,11 @@ namespace karat {
 
 // Checks what memory safety needs. karat.batch checks the rest where a batch is built.
 void Plan::check(const StepInput& input) const {
-    const BatchView& b = input.batch;
     require(finished_, "the plan is not finished");
-    if (b.num_tokens > limits_.tokens || input.num_wanted > limits_.wanted || b.num_seqs > limits_.seqs)
-        throw std::invalid_argument("a step of " + std::to_string(b.num_tokens) + " tokens, " +
+    if (input.num_tokens > limits_.tokens || input.num_wanted > limits_.wanted || input.num_seqs > limits_.seqs)
+        throw std::invalid_argument("a step of " + std::to_string(input.num_tokens) + " tokens, " +
                                     std::to_string(input.num_wanted) + " wanted rows and " +
-                                    std::to_string(b.num_seqs) + " sequences; the plan was made for " +
+                                    std::to_string(input.num_seqs) + " sequences; the plan was made for " +
                                     std::to_string(limits_.tokens) + ", " + std::to_string(limits_.wanted) + " and " +
                                     std::to_string(limits_.seqs));
     for (const auto& op : ops_) op->check(input);
@@ -51,7 +50,7 @@ Overflow Plan::run(const StepInput& input) {
     } ended{running_};
     check(input);
     for (const auto& op : ops_) op->begin(input);
-    num_rows_ = {input.batch.num_tokens, input.batch.num_seqs, input.num_wanted};  // by Rows
+    num_rows_ = {input.num_tokens, input.num_seqs, input.num_wanted};  // by Rows
     const std::size_t num_counters = static_cast<std::size_t>(pool_->size()) * ops_.size();
     for (std::size_t i = 0; i < num_counters; ++i) counters_[i].store(0, std::memory_order_relaxed);
     StepContext step(*this, input);

@@ -72,34 +72,15 @@ CacheRef cache_of(const std::string& dtype, std::size_t layers, std::size_t slot
 using Lost = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
 using Scores = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-std::optional<Lost> run_step(Plan& plan, Ids token_ids, Ids positions, Ids slots, Ids query_starts, Ids context_lens,
-                             In<std::int32_t, 2> block_tables, Ids wanted, std::size_t block_size,
-                             std::optional<Scores> scores, std::size_t score_seq) {
-    const std::size_t tokens = token_ids.shape(0), seqs = context_lens.shape(0);
-    if (positions.shape(0) != tokens || slots.shape(0) != tokens || query_starts.shape(0) != seqs + 1 ||
-        block_tables.shape(0) != seqs)
-        throw std::invalid_argument("arrays of a step that do not fit together");
-    // Copies: once the interpreter's lock is released, other threads may write to arrays that were already checked.
-    std::vector<std::int32_t> numbers;
-    numbers.reserve(3 * tokens + query_starts.size() + seqs + block_tables.size() + wanted.size());
-    const auto copied = [&numbers](const auto& array) {
-        const std::size_t at = numbers.size();
-        numbers.insert(numbers.end(), array.data(), array.data() + array.size());
-        return numbers.data() + at;  // stays: there is room for all
-    };
-    const std::int32_t* const starts = copied(query_starts);
-    const std::int32_t* const contexts = copied(context_lens);
-    StepInput input{
-        .batch = {tokens, seqs, block_tables.shape(1), block_size, copied(positions), copied(slots), starts, contexts,
-                  copied(block_tables)},
-        .token_ids = copied(token_ids),
-        .wanted = copied(wanted),
-        .num_wanted = wanted.shape(0),
-    };
+std::optional<Lost> run_step(Plan& plan, Ids batch, std::optional<Scores> scores, std::size_t score_seq) {
+    // A copy: once the interpreter's lock is released, other threads may write to numbers that were already checked.
+    const std::vector<std::int32_t> numbers(batch.data(), batch.data() + batch.size());
+    StepInput input(numbers.data(), numbers.size());
     if (scores) {
-        if (score_seq >= seqs ||
+        const std::int32_t* const starts = input.query_starts;
+        if (score_seq >= input.num_seqs ||
             scores->shape(1) != static_cast<std::size_t>(starts[score_seq + 1] - starts[score_seq]) ||
-            scores->shape(2) != static_cast<std::size_t>(contexts[score_seq]))
+            scores->shape(2) != static_cast<std::size_t>(input.context_lens[score_seq]))
             throw std::invalid_argument("scores of another shape than the sequence's");
         input.scores = scores->data();
         input.score_seq = score_seq;
@@ -271,10 +252,9 @@ NB_MODULE(_native, m) {
         .def_prop_ro("op_names", &Plan::op_names)
         .def("write", &fill, nb::arg("register"), nb::arg("values").noconvert())
         .def("read", &view)
-        .def("run", &run_step, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
-             nb::arg("slots").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lens").noconvert(),
-             nb::arg("block_tables").noconvert(), nb::arg("wanted").noconvert(), nb::arg("block_size"),
-             nb::arg("scores").noconvert() = nb::none(), nb::arg("score_seq") = 0);
+        .def("run", &run_step, nb::arg("batch").noconvert(), nb::arg("scores").noconvert() = nb::none(),
+             nb::arg("score_seq") = 0);
+    m.def("step_columns", &step_columns, "The columns of the numbers that a plan runs, in order.");
     bind_constants(m);
     bind_k_fit(m);
     bind_sampling(m);

@@ -1,104 +1,204 @@
-"""ForwardBatch: one forward pass over many sequences, as flat arrays that every executor reads."""
+"""ForwardBatch: one forward pass over many sequences, as one array of integers that every executor reads."""
 
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
+Length = Literal["tokens", "seqs", "bounds", "rows", "table"]  # bounds: seqs + 1; table: [seqs, max_blocks]
+
 _INT32 = np.dtype(np.int32)
+_NUM_COUNTS = 5  # numbers before the widths of the groups' block tables
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    def __init__(self, length: Length) -> None:
+        self.length: Length = length
+
+    def __set_name__(self, owner: object, name: str) -> None:
+        self.name = name
+
+
+class Column(_Named):
+    """A column of the batch, as a view [length]."""
+
+    def __get__(self, batch: "ForwardBatch", kind: object = None) -> Int32:
+        return batch.flat[batch.places[self.name][0]]
+
+
+class GroupColumn(_Named):
+    """A column that each cache group has: a function from the group's number to the view."""
+
+    def __get__(self, batch: "ForwardBatch", kind: object = None) -> Callable[[int], Int32]:
+        def view(group: int) -> Int32:
+            values = batch.flat[batch.places[self.name][group]]
+            return values.reshape(batch.num_seqs, -1) if self.length == "table" else values
+
+        return view
+
+
 class ForwardBatch:
-    """The tokens of one step. Sequence i owns rows query_starts[i] to query_starts[i + 1] of every per-token array.
+    """The tokens of one step. Sequence i owns rows query_starts[i] to query_starts[i + 1] of every column of tokens.
 
-    token_ids     [tokens] int32
-    positions     [tokens] int32   absolute; consecutive within a sequence, ending at context_lens[i] - 1
-    slots         [tokens] int32   KV cache slot of the token: block * block_size + offset
-    query_starts  [seqs + 1] int32
-    context_lens  [seqs] int32     keys visible to the last token of the sequence, this step's included
-    block_tables  [seqs, max_blocks] int32   block of each block_size positions; unused entries are -1
-    logit_rows    [rows] int32     rows of the step whose logits are wanted, ascending; may be empty
-    block_size    tokens in a block
+    token_ids     [tokens]
+    positions     [tokens]       absolute; consecutive within a sequence, ending at context_lens[i] - 1
+    query_starts  [seqs + 1]
+    context_lens  [seqs]         keys visible to the last token of the sequence, this step's included
+    logit_rows    [rows]         rows of the step whose logits are wanted, ascending; may be empty
+    slots         [tokens]             of a cache group: the slot of the token, block * block_size + offset
+    block_tables  [seqs, max_blocks]   of a cache group: block of each block_size positions; unused entries are -1
 
-    A step of two sequences, one in decode with 5 cached tokens and one in prefill of 3 (block_size 4):
+    A cache group (karat.kv.groups) is the layers that keep alike; it has blocks of its own. If it has a window, entries
+    before the first key that a token of the step sees are -1 or a block, and nothing reads them.
+
+    A step of two sequences, one in decode with 5 cached tokens and one in prefill of 3 (block_size 4, one group):
 
         row            0        | 1     2     3
         positions      5        | 0     1     2
-        slots          4·b₁ + 1 | 4·c₀  +1    +2        of block tables [b₀ b₁], [c₀ -1]
+        slots(0)       4·b₁ + 1 | 4·c₀  +1    +2        of block_tables(0): [b₀ b₁], [c₀ -1]
         query_starts   0          1           (4)
         context_lens   6          3
         logit_rows     0                      3
 
-    `validate` checks the invariants of these arrays and of the cache's length, in O(tokens).
+    `flat` [numbers] int32 holds all of it, as csrc/plan/step_input.cpp and ranks read it:
+
+        tokens | seqs | rows | block_size | groups | max_blocks of each group | columns | columns of group 0 | of 1 …
+
+    `validate` checks the invariants of the columns and of the cache's length, in O(tokens).
     """
 
-    token_ids: Int32
-    positions: Int32
-    slots: Int32
-    query_starts: Int32
-    context_lens: Int32
-    block_tables: Int32
-    logit_rows: Int32
-    block_size: int
+    __slots__ = ("block_size", "flat", "num_groups", "num_seqs", "num_tokens", "places")
 
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of the step, of all sequences together."""
-        return len(self.token_ids)
+    token_ids = Column("tokens")
+    positions = Column("tokens")
+    query_starts = Column("bounds")
+    context_lens = Column("seqs")
+    logit_rows = Column("rows")
+    slots = GroupColumn("tokens")
+    block_tables = GroupColumn("table")
 
-    @property
-    def num_seqs(self) -> int:
-        """Sequences of the step."""
-        return len(self.context_lens)
+    def __init__(self, flat: Int32) -> None:
+        """`flat` is kept, and must not change. AssertionError unless it has the form above."""
+        assert flat.dtype == _INT32 and flat.ndim == 1, "a batch is one array of int32"
+        self.flat = flat
+        self.num_tokens, self.num_seqs, num_rows, self.block_size, self.num_groups = flat[:_NUM_COUNTS].tolist()
+        widths = flat[_NUM_COUNTS : _NUM_COUNTS + self.num_groups].tolist()
+        lengths = _lengths(self.num_tokens, self.num_seqs, num_rows)
+        end = _NUM_COUNTS + self.num_groups
+        self.places: dict[str, list[slice]] = {name: [] for name in NAMES}  # of a group's column, by group
+        for column in COLUMNS:
+            self.places[column.name].append(slice(end, end := end + lengths[column.length]))
+        for width in widths:
+            lengths["table"] = self.num_seqs * width
+            for of_group in GROUP_COLUMNS:
+                self.places[of_group.name].append(slice(end, end := end + lengths[of_group.length]))
+        assert end == len(flat), f"a batch of {len(flat)} numbers; its columns have {end}"
 
-    def validate(self, *, cached_lens: Int32, num_slots: int, vocab_size: int) -> None:
+    @classmethod
+    def of(cls, block_size: int, **columns: Any) -> "ForwardBatch":
+        """The batch of all these columns, which are sequences of integers; those of groups are sequences by group.
+
+        AssertionError for columns whose lengths do not fit together.
+        """
+        assert columns.keys() == NAMES, f"columns of a batch: {', '.join(sorted(NAMES ^ columns.keys()))}"
+        counts = [len(columns[name]) for name in ("token_ids", "context_lens", "logit_rows")]
+        tables = columns["block_tables"]
+        widths = [len(table[0]) if len(table) else 0 for table in tables]
+        columns["block_tables"] = [list(chain.from_iterable(table)) for table in tables]
+        numbers, lengths = [*counts, block_size, len(widths), *widths], _lengths(*counts)
+        for column in COLUMNS:
+            _add(numbers, column, columns[column.name], lengths)
+        for group, width in enumerate(widths):
+            lengths["table"] = counts[1] * width
+            for of_group in GROUP_COLUMNS:
+                _add(numbers, of_group, columns[of_group.name][group], lengths)
+        return cls(np.array(numbers, np.int32))
+
+    def validate(
+        self, *, cached_lens: Sequence[int], caches: Sequence[tuple[int, int | None]], vocab_size: int
+    ) -> None:
         """Raise AssertionError unless the batch continues sequences that hold `cached_lens` [seqs] tokens already.
 
         The cache's bookkeeping gives `cached_lens`, not the code that builds the batch: each step checks one against
-        the other.
+        the other. `caches` are slots and window of each cache group.
         """
         num_tokens, num_seqs, size = self.num_tokens, self.num_seqs, self.block_size
         assert num_tokens > 0 and num_seqs > 0, "an empty batch"
-        for name in (
-            "token_ids",
-            "positions",
-            "slots",
-            "query_starts",
-            "context_lens",
-            "block_tables",
-            "logit_rows",
-        ):
-            assert getattr(self, name).dtype == _INT32, f"{name} is not int32"
-        assert self.positions.shape == self.slots.shape == (num_tokens,), "per-token arrays differ in length"
-        assert self.query_starts.shape == (num_seqs + 1,) and len(self.block_tables) == num_seqs, (
-            "per-sequence arrays differ in length"
-        )
         # Lists are cheaper than a dozen NumPy calls in a small step, and a large step takes far longer than both.
-        starts, positions, slots = self.query_starts.tolist(), self.positions.tolist(), self.slots.tolist()
+        numbers: list[int] = self.flat.tolist()
+        given = {name: [numbers[place] for place in places] for name, places in self.places.items()}
+        (starts,), (positions,), (contexts,) = given["query_starts"], given["positions"], given["context_lens"]
         assert starts[0] == 0 and starts[-1] == num_tokens and all(a < b for a, b in pairwise(starts)), (
             "query_starts do not cut the tokens into sequences"
         )
-        assert cached_lens.shape == (num_seqs,), "context_lens ≠ cache length: of other sequences"
-        of_sequence = (cached_lens, self.context_lens, self.block_tables)
-        for (start, stop), cached, context, table in zip(
-            pairwise(starts), *(array.tolist() for array in of_sequence), strict=True
-        ):
+        assert len(cached_lens) == num_seqs, "context_lens ≠ cache length: of other sequences"
+        for (start, stop), cached, context in zip(pairwise(starts), cached_lens, contexts, strict=True):
             assert cached + stop - start == context, "context_lens ≠ cache length + new tokens"
             assert positions[start:stop] == list(range(cached, context)), "positions do not continue the cache"
-            num_used = -(-context // size)
-            assert num_used <= len(table), "a block table ends before its sequence"
-            used, unused = table[:num_used], table[num_used:]
-            assert min(used) >= 0 and (max(used) + 1) * size <= num_slots, "a block outside the cache"
-            assert unused.count(-1) == len(unused), "an unused entry of a block table is not -1"
-            expected = [table[position // size] * size + position % size for position in range(cached, context)]
-            assert slots[start:stop] == expected, "slots ≠ block table"
-        assert len(set(slots)) == num_tokens, "two tokens go to one slot"
-        token_ids = self.token_ids.tolist()
+        assert len(caches) == self.num_groups, "a batch for other cache groups"
+        for slots, table, cache in zip(given["slots"], given["block_tables"], caches, strict=True):
+            _check_group(slots, table, size, starts, contexts, *cache)
+        (token_ids,), (rows,) = given["token_ids"], given["logit_rows"]
         assert min(token_ids) >= 0 and max(token_ids) < vocab_size, "a token id outside the vocabulary"
-        rows = self.logit_rows.tolist()
         assert all(a < b for a, b in pairwise(rows)) and (not rows or (rows[0] >= 0 and rows[-1] < num_tokens)), (
             "logit_rows are not ascending rows of the step"
         )
+
+
+COLUMNS = tuple(column for column in vars(ForwardBatch).values() if isinstance(column, Column))
+GROUP_COLUMNS = tuple(column for column in vars(ForwardBatch).values() if isinstance(column, GroupColumn))
+NAMES = {column.name for column in (*COLUMNS, *GROUP_COLUMNS)}
+
+
+def plain_batch(token_ids: Sequence[int]) -> ForwardBatch:
+    """One sequence of these tokens alone, in a block of its own; no logits are wanted."""
+    num_tokens = len(token_ids)
+    return ForwardBatch.of(
+        max(num_tokens, 1),
+        token_ids=token_ids,
+        positions=range(num_tokens),
+        query_starts=[0, num_tokens],
+        context_lens=[max(num_tokens, 1)],
+        logit_rows=[],
+        slots=[range(num_tokens)],
+        block_tables=[[[0]]],
+    )
+
+
+def _lengths(num_tokens: int, num_seqs: int, num_rows: int) -> dict[Length, int]:
+    """The lengths of columns; that of a table comes with its group."""
+    return {"tokens": num_tokens, "seqs": num_seqs, "bounds": num_seqs + 1, "rows": num_rows}
+
+
+def _add(numbers: list[int], column: _Named, values: Sequence[int], lengths: Mapping[Length, int]) -> None:
+    expected = lengths[column.length]
+    assert len(values) == expected, f"{column.name}: {len(values)} numbers for {expected} ({column.length})"
+    numbers.extend(values)
+
+
+def _check_group(
+    slots: list[int],
+    tables: list[int],
+    size: int,
+    starts: list[int],
+    contexts: list[int],
+    num_slots: int,
+    window: int | None,
+) -> None:
+    """Raise AssertionError unless slots and block tables of a cache group are those of the step's tokens."""
+    width = len(tables) // len(contexts)
+    for seq, ((start, stop), context) in enumerate(zip(pairwise(starts), contexts, strict=True)):
+        table, cached = tables[seq * width : (seq + 1) * width], context - (stop - start)
+        num_used = -(-context // size)
+        assert num_used <= width, "a block table ends before its sequence"
+        first = 0 if window is None else max(0, cached + 1 - window) // size  # of the blocks that are seen
+        used, unused = table[first:num_used], table[num_used:]
+        assert min(table[:num_used]) >= -1 and min(used) >= 0, "a block outside the cache"
+        assert (max(table[:num_used]) + 1) * size <= num_slots, "a block outside the cache"
+        assert unused.count(-1) == len(unused), "an unused entry of a block table is not -1"
+        expected = [table[position // size] * size + position % size for position in range(cached, context)]
+        assert slots[start:stop] == expected, "slots ≠ block table"
+    assert len(set(slots)) == len(slots), "two tokens go to one slot"

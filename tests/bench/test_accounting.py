@@ -2,8 +2,8 @@
 
 import random
 from dataclasses import replace
+from itertools import accumulate
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,16 +36,16 @@ def batch_of(seqs: list[tuple[int, int]], logit_rows: list[int]) -> ForwardBatch
     """Sequences as (tokens in the cache, new tokens)."""
     counts = [new for _, new in seqs]
     positions = [p for start, new in seqs for p in range(start, start + new)]
-    ids = np.zeros(len(positions), np.int32)
-    return ForwardBatch(
+    ids = [0] * len(positions)
+    return ForwardBatch.of(
+        64,
         token_ids=ids,
-        positions=np.array(positions, np.int32),
-        slots=ids,
-        query_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
-        context_lens=np.array([start + new for start, new in seqs], np.int32),
-        block_tables=np.zeros((len(seqs), 1), np.int32),
-        logit_rows=np.array(logit_rows, np.int32),
-        block_size=64,
+        positions=positions,
+        query_starts=[0, *accumulate(counts)],
+        context_lens=[start + new for start, new in seqs],
+        logit_rows=logit_rows,
+        slots=[ids],
+        block_tables=[[[0]] * len(seqs)],
     )
 
 

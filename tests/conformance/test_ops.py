@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from karat.batch import ForwardBatch
+from karat.batch import ForwardBatch, plain_batch
 from karat.checkpoint.weights import Weight
 from karat.config import RopeConfig
 from karat.errors import ExecutorError, NumericsError
@@ -89,15 +89,15 @@ def batch_of(lens: list[int], new: list[int], block_size: int = 4, seed: int = 0
     positions = np.concatenate([np.arange(n - m, n) for n, m in zip(lens, new, strict=True)])
     owner = np.repeat(np.arange(len(lens)), new)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
-    return ForwardBatch(
-        token_ids=rng.integers(0, vocab, len(positions)).astype(np.int32),
-        positions=positions.astype(np.int32),
-        slots=slots.astype(np.int32),
-        query_starts=np.concatenate(([0], np.cumsum(new))).astype(np.int32),
-        context_lens=np.array(lens, np.int32),
-        block_tables=tables,
-        logit_rows=np.flatnonzero(rng.random(len(positions)) < 0.5).astype(np.int32),
-        block_size=block_size,
+    return ForwardBatch.of(
+        block_size,
+        token_ids=rng.integers(0, vocab, len(positions)),
+        positions=positions,
+        query_starts=[0, *np.cumsum(new)],
+        context_lens=lens,
+        logit_rows=np.flatnonzero(rng.random(len(positions)) < 0.5),
+        slots=[slots],
+        block_tables=[tables],
     )
 
 
@@ -328,18 +328,7 @@ def test_cache_rounds_to_nearest_even(ops: Executor, kv_dtype: Any, values: list
     cache = ops.new_cache(
         CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=4, dtype=kv_dtype)
     )
-    step = ops.begin(
-        ForwardBatch(
-            token_ids=np.zeros(1, np.int32),
-            positions=np.zeros(1, np.int32),
-            slots=np.zeros(1, np.int32),
-            query_starts=np.array([0, 1], np.int32),
-            context_lens=np.ones(1, np.int32),
-            block_tables=np.zeros((1, 1), np.int32),
-            logit_rows=np.zeros(1, np.int32),
-            block_size=4,
-        )
-    )
+    step = ops.begin(plain_batch([0]))
     v = np.array(values, ops.dtype).reshape(1, 1, 4)
     ops.kv_write(np.ones_like(v), v, cache, 0, step)
     out = ops.read(ops.paged_attention(np.ones_like(v), cache, 0, step, scale=1.0, window=None, name="a.b"))

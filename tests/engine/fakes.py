@@ -70,14 +70,14 @@ class FakeModel:
 
     def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
         self.batches.append(batch)
-        self.slots[batch.slots] = batch.token_ids
+        self.slots[batch.slots(0)] = batch.token_ids
         owner = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_starts))
         rows = [self.logits_of(self.context(batch, owner[row], batch.positions[row])) for row in batch.logit_rows]
         return np.array(rows, np.float32).reshape(-1, self.vocab_size)
 
     def context(self, batch: ForwardBatch, seq: int, position: int) -> tuple[int, ...]:
         positions = np.arange(position + 1)
-        blocks = batch.block_tables[seq, positions // batch.block_size]
+        blocks = batch.block_tables(0)[seq, positions // batch.block_size]
         return tuple(self.slots[blocks * batch.block_size + positions % batch.block_size].tolist())
 
 

@@ -364,21 +364,7 @@ def test_a_bug_in_a_rank_is_told_with_its_traceback(folder: Path) -> None:
     try:
         config = read_config(json.loads((folder / "config.json").read_text()))
         team.load(parallel.load_of(folder, config.vocab_size, [[1, 2]], chunk=8), config)
-        empty = b""
         with pytest.raises(KaratError, match=r"Traceback[\s\S]*in do"):
-            team.command(
-                lambda number: Step(
-                    number=number,
-                    token_ids=b"\0",
-                    positions=empty,
-                    slots=empty,
-                    query_starts=empty,
-                    context_lens=empty,
-                    block_tables=empty,
-                    logit_rows=empty,
-                    block_size=16,
-                ),
-                Done,
-            )
+            team.command(lambda number: Step(number=number, batch=b"\0"), Done)
     finally:
         team.close()

@@ -1,6 +1,5 @@
 """From chunks to a batch: every array by hand, and the check of positions against the cache."""
 
-import numpy as np
 import pytest
 
 from karat.engine.scheduler import Chunk
@@ -32,9 +31,8 @@ def test_arrays() -> None:
     assert batch.context_lens.tolist() == [5, 3, 11]
     assert batch.logit_rows.tolist() == [4, 7], "b and c have their last token in, a has not"
     table = [list(pool.table(seq_id)) for seq_id in range(3)]
-    assert batch.block_tables.tolist() == [[*table[0], -1], [*table[1], -1, -1], table[2]]
-    assert batch.slots.tolist() == pool.slots(0, 3, 5) + pool.slots(1, 0, 3) + pool.slots(2, 8, 11)
-    assert all(getattr(batch, name).dtype == np.int32 for name in batch.__slots__ if name != "block_size")
+    assert batch.block_tables(0).tolist() == [[*table[0], -1], [*table[1], -1, -1], table[2]]
+    assert batch.slots(0).tolist() == pool.slots(0, 3, 5) + pool.slots(1, 0, 3) + pool.slots(2, 8, 11)
 
 
 def test_prompt_logits_are_rows_of_the_batch() -> None:
@@ -49,7 +47,7 @@ def test_blocks_reserved_beyond_the_chunk_are_left_out() -> None:
     """As after a step that was interrupted between reservation and forward pass."""
     pool, (a,) = pool_with(0)
     pool.reserve(0, 12)
-    assert build_batch([Chunk(a, 3)], pool, vocab_size=100).block_tables.tolist() == [[pool.table(0)[0], -1, -1]]
+    assert build_batch([Chunk(a, 3)], pool, vocab_size=100).block_tables(0).tolist() == [[pool.table(0)[0], -1, -1]]
 
 
 @pytest.mark.parametrize("slip", [-1, 1])

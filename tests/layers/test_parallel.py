@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from karat.batch import ForwardBatch
+from karat.batch import plain_batch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import LayerShape, RopeConfig
 from karat.errors import ExecutorError
@@ -147,17 +147,7 @@ def qkv(size: int, heads: int = 14, kv_heads: int = 2, head_dim: int = 10, bias:
 def attention(size: int, heads: int = 14, kv_heads: int = 2, rope: RopeConfig | None = ROPE) -> float:
     """All of it, over a cache for a rank's own KV heads."""
     shape = LayerShape(num_heads=heads, num_kv_heads=kv_heads, head_dim=10, inner_size=0, window=None, rope=rope)
-    positions = np.arange(ROWS, dtype=np.int32)
-    batch = ForwardBatch(
-        token_ids=positions,
-        positions=positions,
-        slots=positions,
-        query_starts=np.array([0, ROWS], np.int32),
-        context_lens=np.array([ROWS], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
-        logit_rows=positions[:0],
-        block_size=ROWS,
-    )
+    batch = plain_batch(range(ROWS))
 
     def call(layer: Attention, ops: Ops, group: Group) -> tuple[Array, ...]:
         start, stop = shards.own_kv_heads(heads, kv_heads, 1, group)
@@ -184,18 +174,7 @@ def ends_of_vocabulary(size: int, vocab: int = 61, tied: bool = True) -> float:
         return embedding, head
 
     def call(layers: tuple[VocabParallelEmbedding, ParallelLMHead], ops: Ops, group: Group) -> tuple[Array, ...]:
-        ids = np.arange(vocab, dtype=np.int32)
-        zeros = np.zeros(vocab, np.int32)
-        batch = ForwardBatch(
-            token_ids=ids,
-            positions=zeros,
-            slots=zeros,
-            query_starts=np.array([0, vocab], np.int32),
-            context_lens=np.array([vocab], np.int32),
-            block_tables=np.zeros((1, 1), np.int32),
-            logit_rows=zeros[:0],
-            block_size=vocab,
-        )
+        batch = plain_batch(range(vocab))
         return layers[0](ops, ops.begin(batch)), layers[1](ops, x_of(HIDDEN))
 
     return compare(size, make, call, the_same)

@@ -140,6 +140,20 @@ void stored_halves(const Kernels& kernels) {
     }
 }
 
+using Numbers = std::vector<std::int32_t>;
+
+// Runs a step of one cache group.
+void run_step(Plan& plan, std::size_t block_size, const Numbers& ids, const Numbers& positions, const Numbers& starts,
+              const Numbers& contexts, const Numbers& wanted, const Numbers& slots, const Numbers& tables) {
+    const std::size_t seqs = contexts.size(), max_blocks = seqs ? tables.size() / seqs : 0;
+    Numbers batch;
+    for (const std::size_t count : {ids.size(), seqs, wanted.size(), block_size, std::size_t{1}, max_blocks})
+        batch.push_back(static_cast<std::int32_t>(count));
+    for (const Numbers* column : {&ids, &positions, &starts, &contexts, &wanted, &slots, &tables})
+        batch.insert(batch.end(), column->begin(), column->end());
+    plan.run(StepInput(batch.data(), batch.size()));
+}
+
 void linear(const Kernels& kernels, const IntegerKernels& integers, int threads) {
     struct Case { std::size_t rows, columns, leaves; };
     for (int format = 0; format < kNumFormats; ++format)
@@ -156,10 +170,7 @@ void linear(const Kernels& kernels, const IntegerKernels& integers, int threads)
                 const std::vector<float> x = numbers(tokens * c.columns, 11);
                 std::memcpy(plan.floats(in), x.data(), x.size() * sizeof(float));
                 const std::vector<std::int32_t> zeros(tokens, 0);
-                plan.run({{tokens, 0, 0, 1, zeros.data(), zeros.data(), nullptr, nullptr, nullptr},
-                          zeros.data(),
-                          nullptr,
-                          0});
+                run_step(plan, 1, zeros, zeros, {0}, {}, {}, zeros, {});
                 print(std::string("linear ") + weight->matrix.info().name + " " + std::to_string(c.rows) + " x " +
                           std::to_string(c.columns) + ", tokens " + std::to_string(tokens),
                       plan, out);
@@ -216,11 +227,7 @@ struct Steps {
             row.resize(max_blocks, -1);
             tables.insert(tables.end(), row.begin(), row.end());
         }
-        plan.run({{ids.size(), sequences.size(), max_blocks, block_size, positions.data(), slots.data(), starts.data(),
-                   contexts.data(), tables.data()},
-                  ids.data(),
-                  wanted.data(),
-                  wanted.size()});
+        run_step(plan, block_size, ids, positions, starts, contexts, wanted, slots, tables);
     }
 };
 

@@ -24,15 +24,15 @@ def last_tokens(context: int, new: int, block: int = BLOCK) -> ForwardBatch:
     table = np.arange(count)[::-1].astype(np.int32)
     positions = np.arange(context - new, context, dtype=np.int32)
     slots = table[positions // block] * block + positions % block
-    return ForwardBatch(
-        token_ids=np.zeros(new, np.int32),
+    return ForwardBatch.of(
+        block,
+        token_ids=[0] * new,
         positions=positions,
-        slots=slots,
-        query_starts=np.array([0, new], np.int32),
-        context_lens=np.array([context], np.int32),
-        block_tables=table[None],
-        logit_rows=np.array([new - 1], np.int32),
-        block_size=block,
+        query_starts=[0, new],
+        context_lens=[context],
+        logit_rows=[new - 1],
+        slots=[slots],
+        block_tables=[[table]],
     )
 
 

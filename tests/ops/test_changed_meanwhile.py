@@ -3,10 +3,12 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+from karat.batch import ForwardBatch
 from karat.ops.native import unavailable_reason
 from karat.ops.native_plan import native
 
@@ -42,31 +44,33 @@ def disturbed(work: Callable[[], object], disturb: Callable[[], None]) -> object
     return results[0]
 
 
-def batch() -> dict[str, np.ndarray]:
+COLUMNS: dict[str, Any] = {
+    "token_ids": np.arange(TOKENS),
+    "positions": np.r_[0:32, 32:64],
+    "query_starts": np.array([0, 32, 64]),
+    "context_lens": np.array([32, 64]),
+    "logit_rows": np.array([5, 31, 40, 63]),
+    "slots": [np.r_[32:64, 96:128]],
+    "block_tables": [np.array([[2, 3, 0, 0], [4, 5, 6, 7]])],
+}
+
+
+def batch() -> np.ndarray:
     """Two sequences of 32 tokens, of which the second has had 32 before."""
-    return {
-        "token_ids": np.arange(TOKENS, dtype=np.int32),
-        "positions": np.r_[0:32, 32:64].astype(np.int32),
-        "slots": np.r_[32:64, 96:128].astype(np.int32),
-        "query_starts": np.array([0, 32, 64], np.int32),
-        "context_lens": np.array([32, 64], np.int32),
-        "block_tables": np.array([[2, 3, 0, 0], [4, 5, 6, 7]], np.int32),
-        "wanted": np.array([5, 31, 40, 63], np.int32),
-    }
+    return ForwardBatch.of(BLOCK, **COLUMNS).flat
 
 
-def other_batch() -> dict[str, np.ndarray]:
+def other_batch() -> np.ndarray:
     """Numbers that would reach nothing outside memory either, and give another result."""
-    given = batch()
-    return {
-        **given,
-        "token_ids": given["token_ids"][::-1],
-        "positions": given["positions"][::-1] // 2,
-        "slots": np.roll(given["slots"], 32),
-        "context_lens": given["context_lens"] // 2,
-        "block_tables": given["block_tables"][::-1],
-        "wanted": given["wanted"] - 5,
+    others = {
+        "token_ids": COLUMNS["token_ids"][::-1],
+        "positions": COLUMNS["positions"][::-1] // 2,
+        "slots": [np.roll(COLUMNS["slots"][0], 32)],
+        "context_lens": COLUMNS["context_lens"] // 2,
+        "block_tables": [COLUMNS["block_tables"][0][::-1]],
+        "logit_rows": COLUMNS["logit_rows"] - 5,
     }
+    return ForwardBatch.of(BLOCK, **(COLUMNS | others)).flat
 
 
 @pytest.mark.usefixtures("lock_is_kept")
@@ -91,19 +95,18 @@ def test_a_step_reads_what_it_was_given() -> None:
     plan.finish(TOKENS, 4, 2, TOKENS, [out])
     values = rng.standard_normal((TOKENS, WIDTH), np.float32)
 
-    def result(arrays: dict[str, np.ndarray]) -> object:
+    def result(numbers: np.ndarray) -> object:
         plan.write(given, values)
-        plan.run(**arrays, block_size=BLOCK)
+        plan.run(numbers)
         return plan.read(out).copy()
 
     def overwrite() -> None:
-        for name, array in other_batch().items():
-            arrays[name][...] = array
+        numbers[...] = other_batch()
 
     expected = result(batch())
-    arrays = batch()
-    np.testing.assert_array_equal(disturbed(lambda: result(arrays), overwrite), expected)
-    np.testing.assert_array_equal(arrays["wanted"], other_batch()["wanted"])
+    numbers = batch()
+    np.testing.assert_array_equal(disturbed(lambda: result(numbers), overwrite), expected)
+    np.testing.assert_array_equal(numbers, other_batch())
 
 
 @pytest.mark.usefixtures("lock_is_kept")

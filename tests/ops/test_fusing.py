@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from karat.batch import plain_batch
 from karat.ops.native import supported_isas, unavailable_reason
 from karat.ops.native_plan import PlanRecorder, native
 from tests.support import golden
@@ -147,15 +148,13 @@ def test_what_is_read_after_the_run_is_not_fused_away() -> None:
 def test_fusing_changes_no_bit(recording: Recording, tokens: int) -> None:
     rng = np.random.default_rng(tokens)
     values = rng.standard_normal((2, tokens, WIDTH)).astype(np.float32)
-    zeros = np.zeros(tokens, np.int32)
-    bounds, ones = np.array([0, tokens], np.int32), np.ones((1, 1), np.int32)
     for isa in supported_isas():
         results = []
         for fusing in (False, True):
             plan, (x, y, out) = recorded(recording, isa, fusing=fusing)
             plan.write(x, values[0])
             plan.write(y, values[1])
-            plan.run(zeros, zeros, zeros, bounds, ones[0], zeros[:1, None], zeros[:0], 1)
+            plan.run(plain_batch(range(tokens)).flat)
             results.append(plan.read(out).copy())
         np.testing.assert_array_equal(*results, err_msg=isa)
         assert np.isfinite(results[0]).all()

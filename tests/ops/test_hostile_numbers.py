@@ -1,5 +1,6 @@
 """karat._native refuses numbers that would reach outside memory; what used to crash runs in a process of its own."""
 
+import itertools
 import subprocess
 import sys
 
@@ -23,10 +24,11 @@ plan.kv_write(q, q, cache, 0)
 out = plan.attention(q, cache, 0, 0.25, 0, 1, 0)
 plan.finish(1, 0, 1, 32, [out])
 plan.write(q, np.ones((1, 16), np.float32))
-zeros = np.zeros(1, np.int32)
-def run(block, block_size):
-    plan.run(zeros, zeros, zeros, np.array([0, 1], np.int32), np.array([1], np.int32), np.array([[block]], np.int32),
-             zeros[:0], block_size)
+def run(block, block_size, **other):
+    counts = dict(tokens=1, seqs=1, rows=0, size=block_size, groups=1, width=1)
+    columns = dict(token_id=0, position=0, start=0, end=1, context=1, slot=0, block=block)
+    numbers = counts | columns
+    plan.run(np.array(list((numbers | other).values()), np.int32))
 """
 
 
@@ -47,7 +49,7 @@ def test_the_step_that_the_refusals_are_about_runs() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("block_size", [33, 2**33, 2**62, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("block_size", [33, 2**30, 2**31 - 1])
 @pytest.mark.parametrize("block", [0, 1, 2**31 - 1])
 def test_blocks_larger_than_the_cache_are_refused(block: int, block_size: int) -> None:
     assert "larger than the cache" in refusal(STEP + f"run({block}, {block_size})")
@@ -56,6 +58,24 @@ def test_blocks_larger_than_the_cache_are_refused(block: int, block_size: int) -
 @pytest.mark.parametrize("block", [-1, 2, 2**31 - 1])
 def test_a_block_outside_the_cache_is_refused(block: int) -> None:
     assert "outside the cache" in refusal(STEP + f"run({block}, 16)")
+
+
+COUNTS = itertools.product(["tokens", "seqs", "rows", "groups", "width"], [-(2**31), -1, 2, 2**31 - 1])
+
+
+@pytest.mark.parametrize(("count", "number"), [("size", -1), *COUNTS])
+def test_counts_that_the_numbers_do_not_have_are_refused(count: str, number: int) -> None:
+    assert "no batch" in refusal(STEP + f"run(1, 16, {count}={number})")
+
+
+def test_numbers_that_end_early_or_late_are_refused() -> None:
+    whole = [1, 1, 0, 16, 1, 1, 0, 0, 0, 1, 1, 0, 1]
+    for numbers in ([], whole[:4], whole[:-1], [*whole, 0]):
+        assert "no batch" in refusal(STEP + f"plan.run(np.array({numbers}, np.int32))")
+
+
+def test_a_step_without_the_cache_group_is_refused() -> None:
+    assert "cache group" in refusal(STEP + "plan.run(np.array([1, 1, 0, 16, 0, 0, 0, 0, 1, 1], np.int32))")
 
 
 @pytest.mark.parametrize("use", ["plan.write(x, np.ones((1, 2**20), np.float32))", "plan.read(x)"])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from karat.batch import ForwardBatch
+from karat.batch import plain_batch
 from karat.checkpoint.weights import Weight
 from karat.ops.api import GateUp, Linear, Op, Ops, Qkv
 from karat.ops.executor import StepLimits
@@ -284,7 +284,7 @@ def test_plans_have_the_bits_of_ops_alone_and_of_the_definition(
     stored["norm"] = vector(rng.uniform(0.5, 1.5, hidden).astype(np.float32))
     stored["table"] = weight_of(rng.standard_normal((tokens, hidden)).astype(np.float32), "F32", "table")
     ends = {"o": leaf_ends(hidden, 256), "down": leaf_ends(wide, 256)}
-    batch = _batch(tokens)
+    batch = plain_batch(range(tokens))
     exact = Defined(NativeOps(isa="generic", threads=1), width)
     weights = {name: exact.load(weight) for name, weight in stored.items()}
     for last in ("q", "k", "v", "sum", "act", "out"):
@@ -307,17 +307,3 @@ def _ordinary(rows: int, columns: int, stored: str, rng: np.random.Generator) ->
     """Weights of ordinary size: as they are quantised, or random blocks of formats that are not written."""
     values = (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
     return weight_of(values, stored)
-
-
-def _batch(tokens: int) -> ForwardBatch:
-    zeros = np.zeros(tokens, np.int32)
-    return ForwardBatch(
-        token_ids=np.arange(tokens, dtype=np.int32),
-        positions=zeros,
-        slots=zeros,
-        query_starts=np.array([0, tokens], np.int32),
-        context_lens=np.array([tokens], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
-        logit_rows=zeros[:0],
-        block_size=max(tokens, 1),
-    )

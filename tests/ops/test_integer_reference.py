@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from karat.batch import ForwardBatch
+from karat.batch import plain_batch
 from karat.errors import ExecutorError
 from karat.ops.integer_reference import IntegerOps
 from karat.ops.integers import WIDTHS, CodedMatrix, coded, linear
@@ -68,19 +68,8 @@ def test_embeddings_and_what_is_read_back_are_the_stored_values(stored: str) -> 
     ops = IntegerOps(WIDTHS["int8"])
     table = random_blocks(stored, 11, 256, np.random.default_rng(6))
     values, loaded = table.to_array(np.dtype(np.float32)), ops.load(table)
-    ids = np.array([3, 3, 10, 0], np.int32)
-    zeros = np.zeros(4, np.int32)
-    batch = ForwardBatch(
-        token_ids=ids,
-        positions=zeros,
-        slots=zeros,
-        query_starts=np.array([0, 4], np.int32),
-        context_lens=np.array([4], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
-        logit_rows=zeros[:0],
-        block_size=16,
-    )
-    np.testing.assert_array_equal(ops.embedding(batch, loaded, name="op"), values[ids])
+    ids = [3, 3, 10, 0]
+    np.testing.assert_array_equal(ops.embedding(plain_batch(ids), loaded, name="op"), values[ids])
     held = ops.held(loaded)
     np.testing.assert_array_equal(held.data.view(np.float32), values.reshape(-1))
     assert held.dtype == "F32" and isinstance(loaded, CodedMatrix)

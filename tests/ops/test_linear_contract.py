@@ -135,22 +135,12 @@ def test_numbers_of_any_size_have_the_same_bits_in_every_build(
 
 @pytest.mark.parametrize("stored", native().formats())
 def test_the_embedding_is_the_dequantised_row(stored: str) -> None:
-    from karat.batch import ForwardBatch
+    from karat.batch import plain_batch
 
     rng = np.random.default_rng(3)
     table = random_blocks(stored, 77, 512, rng)
-    ids = rng.permutation(77).astype(np.int32)
-    zeros = np.zeros(77, np.int32)
-    batch = ForwardBatch(
-        token_ids=ids,
-        positions=zeros,
-        slots=zeros,
-        query_starts=np.array([0, 77], np.int32),
-        context_lens=np.array([77], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
-        logit_rows=zeros[:0],
-        block_size=77,
-    )
+    ids = rng.permutation(77)
+    batch = plain_batch(ids.tolist())
     for isa in supported_isas():
         ops = NativeOps(isa=isa)
         got = ops.embedding(batch, ops.load(table), name="op")

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from karat.batch import plain_batch
 from karat.checkpoint.weights import Weight
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
@@ -30,17 +31,7 @@ def run_plan(plan: Any, outs: list[int], inputs: dict[int, F32]) -> list[F32]:
     plan.finish(tokens, 0, 1, 1, outs)
     for register, x in inputs.items():
         plan.write(register, np.ascontiguousarray(x))
-    zeros = np.zeros(tokens, np.int32)
-    plan.run(
-        zeros,
-        zeros,
-        zeros,
-        np.array([0, tokens], np.int32),
-        np.array([1], np.int32),
-        np.zeros((1, 1), np.int32),
-        zeros[:0],
-        1,
-    )
+    plan.run(plain_batch(range(tokens)).flat)
     return [plan.read(out).copy() for out in outs]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from karat.batch import ForwardBatch
 from karat.ops.native import supported_isas, unavailable_reason
 from karat.ops.native_plan import native
 
@@ -45,18 +46,25 @@ class Shape:
         return inputs, plan.attention(inputs[0], cache, 1, scale, self.window, self.group, self.first)
 
 
-def batch(step: int) -> list[Any]:
-    """The arguments of Plan.run: sequences whose blocks lie one behind the other."""
+def batch(step: int, wanted: Sequence[int] = ()) -> NDArray[np.int32]:
+    """The numbers of a step: sequences whose blocks lie one behind the other."""
     positions, slots, starts = [], [], [0]
     contexts = [CONTEXTS[seq] - NEW[1][seq] * (1 - step) for seq in range(len(CONTEXTS))]
     for seq, context in enumerate(contexts):
-        new = np.arange(context - NEW[step][seq], context)
-        positions.append(new)
-        slots.append(new + seq * TABLE * BLOCK)
+        new = range(context - NEW[step][seq], context)
+        positions += new
+        slots += (position + seq * TABLE * BLOCK for position in new)
         starts.append(starts[-1] + len(new))
-    tables = np.arange(len(CONTEXTS) * TABLE).reshape(-1, TABLE)
-    arrays = np.zeros(starts[-1]), *map(np.concatenate, (positions, slots)), starts, contexts, tables, ()
-    return [*(np.ascontiguousarray(array, np.int32) for array in arrays), BLOCK]
+    return ForwardBatch.of(
+        BLOCK,
+        token_ids=[0] * starts[-1],
+        positions=positions,
+        query_starts=starts,
+        context_lens=contexts,
+        logit_rows=wanted,
+        slots=[slots],
+        block_tables=[np.arange(len(CONTEXTS) * TABLE).reshape(-1, TABLE)],
+    ).flat
 
 
 def results(isa: str, threads: int, shapes: Sequence[Shape]) -> list[NDArray[np.float32]]:
@@ -71,7 +79,7 @@ def results(isa: str, threads: int, shapes: Sequence[Shape]) -> list[NDArray[np.
             widths = shape.heads, shape.kv_heads, shape.kv_heads
             for register, heads in zip(inputs, widths, strict=True):
                 plan.write(register, rng.standard_normal((sum(new), heads * shape.head_dim)).astype(np.float32))
-        plan.run(*batch(step))
+        plan.run(batch(step))
         for of_shape, (_, out) in zip(found, recorded, strict=True):
             of_shape.append(plan.read(out).copy())
     return [np.concatenate(of_shape) for of_shape in found]
@@ -113,8 +121,8 @@ def test_scores_are_those_of_a_shape() -> None:
     plan.finish(MAX_TOKENS, 0, len(CONTEXTS), max(CONTEXTS), [])
     scores = np.zeros((Shape().heads + 1, NEW[0][1], NEW[0][1]), np.float32)
     with pytest.raises(ValueError, match="scores of another shape"):
-        plan.run(*batch(0), scores, 1)
-    plan.run(*batch(0), scores[1:], 1)
+        plan.run(batch(0), scores, 1)
+    plan.run(batch(0), scores[1:], 1)
 
 
 @pytest.mark.parametrize(("rows", "number"), [("tokens", MAX_TOKENS), ("sequences", 3), ("wanted", 2)])
@@ -126,9 +134,7 @@ def test_a_register_has_rows_of_its_kind(rows: str, number: int) -> None:
     values = np.arange(10 * number, dtype=np.float32).reshape(2, number, 5)
     plan.write(x, values[0])
     plan.write(y, values[1])
-    given = batch(0)
-    given[6] = np.array([3, 5], np.int32)
-    plan.run(*given)
+    plan.run(batch(0, [3, 5]))
     np.testing.assert_array_equal(plan.read(out), values[0] + values[1])
     with pytest.raises(ValueError, match="rows that do not fit"):
         plan.write(x, np.zeros((number + 1, 5), np.float32))

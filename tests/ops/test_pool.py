@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from karat import LLM
+from karat.batch import plain_batch
 from karat.errors import ExecutorError, UsageError
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.native_plan import native
@@ -89,15 +90,14 @@ def test_a_plan_is_not_run_by_two_threads_at_once() -> None:
     x = plan.input(8192)
     out = plan.rms_norm(x, native().vector(np.ones(8192, np.float32)), 1e-6)
     plan.finish(2048, 0, 1, 1, [x, out])
-    ids, none = np.zeros(2048, np.int32), np.zeros(0, np.int32)
-    step = (ids, ids, ids, np.array([0, 2048], np.int32), np.array([1], np.int32), np.zeros((1, 1), np.int32), none, 1)
+    step = plain_batch(range(2048)).flat
     start = threading.Barrier(2)
 
     def run() -> str:
         start.wait()
         for _ in range(30):
             try:
-                plan.run(*step)
+                plan.run(step)
             except RuntimeError as refusal:
                 return str(refusal)
         return ""
@@ -105,7 +105,7 @@ def test_a_plan_is_not_run_by_two_threads_at_once() -> None:
     with ThreadPoolExecutor(2) as executor:
         messages = [task.result() for task in [executor.submit(run), executor.submit(run)]]
     assert any("another thread is running a step" in message for message in messages)
-    plan.run(*step)  # and afterwards it is free again
+    plan.run(step)  # and afterwards it is free again
 
 
 FORKED = """

@@ -68,17 +68,18 @@ def run(
         slots = tables[owner, positions // block_size] * block_size + positions % block_size
         context_lens = (done[live] + counts).astype(np.int32)
         in_use = np.arange(tables.shape[1]) < -(-context_lens[:, None] // block_size)
-        batch = ForwardBatch(
-            token_ids=ids.astype(np.int32),
-            positions=positions.astype(np.int32),
-            slots=slots.astype(np.int32),
-            query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        batch = ForwardBatch.of(
+            block_size,
+            token_ids=ids,
+            positions=positions,
+            query_starts=[0, *np.cumsum(counts)],
             context_lens=context_lens,
-            block_tables=np.where(in_use, tables[live], -1).astype(np.int32),
-            logit_rows=np.arange(len(ids), dtype=np.int32),
-            block_size=block_size,
+            logit_rows=range(len(ids)),
+            slots=[slots],
+            block_tables=[np.where(in_use, tables[live], -1)],
         )
-        batch.validate(cached_lens=done[live], num_slots=num_blocks * block_size, vocab_size=config.vocab_size)
+        caches = [(num_blocks * block_size, None)]
+        batch.validate(cached_lens=done[live].tolist(), caches=caches, vocab_size=config.vocab_size)
         result = ops.read(model.forward(ops.begin(batch), cache))
         for part, i in zip(np.split(result, np.cumsum(counts)[:-1]), live, strict=True):
             logits[i].append(np.array(part))

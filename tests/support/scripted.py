@@ -67,7 +67,7 @@ class Scripted:
         llm.engine.run = self
 
     def __call__(self, batch: ForwardBatch) -> NDArray[Any]:
-        self._slots[batch.slots] = batch.token_ids
+        self._slots[batch.slots(0)] = batch.token_ids
         owner = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_starts))
         rows = [self._logits(self._context(batch, owner[row], batch.positions[row])) for row in batch.logit_rows]
         return np.array(rows, np.float32).reshape(-1, self._vocab_size)
@@ -83,7 +83,7 @@ class Scripted:
 
     def _context(self, batch: ForwardBatch, seq: int, position: int) -> tuple[int, ...]:
         positions = np.arange(position + 1)
-        blocks = batch.block_tables[seq, positions // batch.block_size]
+        blocks = batch.block_tables(0)[seq, positions // batch.block_size]
         return tuple(self._slots[blocks * batch.block_size + positions % batch.block_size].tolist())
 
     def _logits(self, context: tuple[int, ...]) -> NDArray[np.float32]:

@@ -86,7 +86,7 @@ protected:
     AttentionArgs args(const StepContext& s) const {
         return {
             .cache = cache->layer(layer),
-            .batch = s.input.batch,
+            .batch = s.input.batch(0),
             .q = s.data(q),
             .out = s.data(out),
             .num_heads = num_heads,
@@ -140,10 +140,11 @@ struct AttendOp final : AttentionOp {
     }
     void check(const StepInput& input) const override {
         require(!input.scores || input.score_heads == num_heads, "scores of another shape than the sequence's");
-        if (makes_items) items->check(input.batch);
+        require(!input.groups.empty(), "a step without the cache group");
+        if (makes_items) items->check(input.batch(0));
     }
     void begin(const StepInput& input) override {
-        if (makes_items) items->make(input.batch);
+        if (makes_items) items->make(input.batch(0));
     }
     void run(StepContext& s, int thread) override {
         const AttentionArgs a = args(s);

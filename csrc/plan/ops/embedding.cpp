@@ -20,7 +20,7 @@ struct EmbeddingOp final : RowOp {
     const char* name() const override { return "embedding"; }
     Registers writes() const override { return {out}; }
     void check(const StepInput& input) const override {
-        require_below(input.token_ids, input.batch.num_tokens, table->matrix.rows, kOutside);
+        require_below(input.token_ids, input.num_tokens, table->matrix.rows, kOutside);
     }
     void run(StepContext& s, int thread) override {
         const auto range = s.share(s.rows(out), thread);
@@ -69,7 +69,7 @@ struct FetchRowsOp final : CollectiveOp {
     }
     void finish(Finishing& finishing) override { require_room_in_slots(finishing, Rows::tokens, width); }
     void check(const StepInput& input) const override {
-        require_below(input.token_ids, input.batch.num_tokens, ends.back(), kOutside);
+        require_below(input.token_ids, input.num_tokens, ends.back(), kOutside);
     }
     void run(StepContext& s, int thread) override {
         if (!s.exchange(collective, thread)) return;

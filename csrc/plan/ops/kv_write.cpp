@@ -14,13 +14,14 @@ struct CacheWriteOp final : RowOp {
     const char* name() const override { return "kv_write"; }
     Registers reads() const override { return {k, v}; }
     void check(const StepInput& input) const override {
-        require_below(input.batch.slots, input.batch.num_tokens, cache->num_slots, "a slot outside the cache");
+        require(!input.groups.empty(), "a step without the cache group");
+        require_below(input.groups[0].slots, input.num_tokens, cache->num_slots, "a slot outside the cache");
     }
     void run(StepContext& s, int thread) override {
         const auto range = s.share(s.rows(k), thread);
         const std::size_t width = s.width(k), first = range.first * width;
         const std::ptrdiff_t lost = s.kernels.kv_write(s.data(k) + first, s.data(v) + first, cache->layer(layer),
-                                                       s.input.batch.slots + range.first, range.size());
+                                                       s.input.groups[0].slots + range.first, range.size());
         if (lost < 0 || s.overflow_taken.test_and_set()) return;
         std::size_t at = static_cast<std::size_t>(lost);
         const std::size_t count = range.size() * width;

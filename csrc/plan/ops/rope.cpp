@@ -14,13 +14,12 @@ struct RopeOp final : RowOp {
     Registers reads() const override { return {x}; }
     Registers writes() const override { return {out}; }
     void check(const StepInput& input) const override {
-        require_below(input.batch.positions, input.batch.num_tokens, table->positions,
-                      "a position beyond the rotary table");
+        require_below(input.positions, input.num_tokens, table->positions, "a position beyond the rotary table");
     }
     void run(StepContext& s, int thread) override {
         const auto range = s.share(s.rows(x), thread);
         const std::size_t width = s.width(x), first = range.first * width;
-        s.kernels.rope(s.data(x) + first, s.input.batch.positions + range.first, table->cos.data(), table->sin.data(),
+        s.kernels.rope(s.data(x) + first, s.input.positions + range.first, table->cos.data(), table->sin.data(),
                        s.data(out) + first, range.size(), width / table->head_dim, table->head_dim);
     }
 };

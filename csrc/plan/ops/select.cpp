@@ -15,7 +15,7 @@ struct SelectOp final : Op {
     Registers reads() const override { return {x}; }
     Registers writes() const override { return {out}; }
     void check(const StepInput& input) const override {
-        require_below(input.wanted, input.num_wanted, input.batch.num_tokens, "a wanted row outside the step");
+        require_below(input.wanted, input.num_wanted, input.num_tokens, "a wanted row outside the step");
     }
     void run(StepContext& s, int thread) override {
         const auto range = s.share(s.rows(out), thread);

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from karat.batch import plain_batch
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.ops.executor import StepLimits
-from karat.ops.native import NativeOps, plain_batch
+from karat.ops.native import NativeOps
 from karat.ops.native_plan import PlanRecorder, native
 from karat.ranks.group import Group
 from karat.ranks.lifeline import end_with_parent
@@ -91,7 +92,7 @@ def _seconds(weight: Any, group: Group | None) -> float:
     recorder = PlanRecorder(NativeOps().isa, 1)
     x = recorder.input((_COLUMNS,))
     results = [recorder.linear(x, weight, group=group, name="layer") for _ in range(_LAYERS)]
-    batch = plain_batch(1)
+    batch = plain_batch([0])
     limits = StepLimits(num_tokens=1, num_logit_rows=0, num_seqs=1, context_len=1)
     recorder.finish(limits, results[-1:])
     recorder.fill(x, np.zeros((1, _COLUMNS), np.float32))

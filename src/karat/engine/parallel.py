@@ -99,7 +99,8 @@ class ParallelModel:
 
     def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
         """Logits [rows, vocab] of the batch's logit_rows. Valid until the next call."""
-        self.command(lambda number: Step.of(number, batch), Done)
+        numbers = batch.flat.tobytes()
+        self.command(lambda number: Step(number=number, batch=numbers), Done)
         assert self._watcher is not None
         return self._watcher.whole((len(batch.logit_rows), self._vocab_size), self._dtype)
 

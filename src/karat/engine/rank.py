@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from karat.batch import ForwardBatch
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.loading import Preparation, open_runner
 from karat.engine.rank_messages import Done, Failed, Load, Loaded, Step
@@ -76,7 +78,7 @@ class Rank:
                 group, run = self._group, self._run
                 assert group is not None and run is not None, "a step before a model"
                 group.begin(command.number)
-                run(command.batch())
+                run(ForwardBatch(np.frombuffer(command.batch, np.int32)))
                 return Done()
         raise AssertionError(f"no such command: {command}")
 

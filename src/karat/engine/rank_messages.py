@@ -1,9 +1,7 @@
 """Commands to a rank and its answers: typed messages (msgspec), never pickle."""
 
 import msgspec
-import numpy as np
 
-from karat.batch import ForwardBatch
 from karat.checkpoint.overrides import Overrides
 from karat.config import Activations, FloatName
 from karat.errors import Packed
@@ -44,43 +42,10 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Compute a batch (karat.batch.ForwardBatch, int32 arrays as bytes). Answered by Done."""
+    """Compute a batch, given as the bytes of its numbers (karat.batch.ForwardBatch.flat). Answered by Done."""
 
     number: int
-    token_ids: bytes
-    positions: bytes
-    slots: bytes
-    query_starts: bytes
-    context_lens: bytes
-    block_tables: bytes
-    logit_rows: bytes
-    block_size: int
-
-    @classmethod
-    def of(cls, number: int, batch: ForwardBatch) -> "Step":
-        return cls(
-            number=number,
-            token_ids=batch.token_ids.tobytes(),
-            positions=batch.positions.tobytes(),
-            slots=batch.slots.tobytes(),
-            query_starts=batch.query_starts.tobytes(),
-            context_lens=batch.context_lens.tobytes(),
-            block_tables=batch.block_tables.tobytes(),
-            logit_rows=batch.logit_rows.tobytes(),
-            block_size=batch.block_size,
-        )
-
-    def batch(self) -> ForwardBatch:
-        return ForwardBatch(
-            token_ids=np.frombuffer(self.token_ids, np.int32),
-            positions=np.frombuffer(self.positions, np.int32),
-            slots=np.frombuffer(self.slots, np.int32),
-            query_starts=np.frombuffer(self.query_starts, np.int32),
-            context_lens=np.frombuffer(self.context_lens, np.int32),
-            block_tables=np.frombuffer(self.block_tables, np.int32).reshape(len(self.context_lens) // 4, -1),
-            logit_rows=np.frombuffer(self.logit_rows, np.int32),
-            block_size=self.block_size,
-        )
+    batch: bytes
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

@@ -1,9 +1,6 @@
 """build_batch: from the scheduler's chunks to a checked ForwardBatch. model_runner: from a batch to logits."""
 
 from collections.abc import Sequence
-from itertools import accumulate
-
-import numpy as np
 
 from karat.batch import ForwardBatch
 from karat.engine.scheduler import Chunk
@@ -23,7 +20,7 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
     positions: list[int] = []
     slots: list[int] = []
     logit_rows: list[int] = []
-    block_tables: list[int] = []
+    block_tables: list[list[int]] = []
     query_starts, context_lens, cached_lens = [0], [], []
     tables = [blocks.table(chunk.seq.seq_id) for chunk in chunks]
     width = max(map(len, tables))
@@ -38,23 +35,19 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
         context_lens.append(stop)
         cached_lens.append(blocks.cached_len(seq.seq_id))
         num_used = blocks.blocks_for(stop)
-        block_tables += table[:num_used]
-        block_tables += [-1] * (width - num_used)
-    # One array for all parts: a NumPy call for each would be a good part of the cost of a step of one token.
-    parts = (token_ids, positions, slots, query_starts, context_lens, block_tables, logit_rows, cached_lens)
-    flat, ends = np.array([number for part in parts for number in part], np.int32), accumulate(map(len, parts))
-    arrays = [flat[end - len(part) : end] for part, end in zip(parts, ends, strict=True)]
-    batch = ForwardBatch(
-        token_ids=arrays[0],
-        positions=arrays[1],
-        slots=arrays[2],
-        query_starts=arrays[3],
-        context_lens=arrays[4],
-        block_tables=arrays[5].reshape(len(chunks), width),
-        logit_rows=arrays[6],
-        block_size=blocks.block_size,
+        block_tables.append([*table[:num_used], *[-1] * (width - num_used)])
+    batch = ForwardBatch.of(
+        blocks.block_size,
+        token_ids=token_ids,
+        positions=positions,
+        query_starts=query_starts,
+        context_lens=context_lens,
+        logit_rows=logit_rows,
+        slots=[slots],
+        block_tables=[block_tables],
     )
-    batch.validate(cached_lens=arrays[7], num_slots=blocks.num_blocks * blocks.block_size, vocab_size=vocab_size)
+    caches = [(blocks.num_blocks * blocks.block_size, None)]
+    batch.validate(cached_lens=cached_lens, caches=caches, vocab_size=vocab_size)
     return batch
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.batch import ForwardBatch
+from karat.batch import ForwardBatch, plain_batch
 from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, Activations, FloatName, RopeConfig
 from karat.errors import ExecutorError
@@ -204,7 +204,7 @@ class NativeOps(Executor):
     def _embedding_over(self, op: Embedding, share: Share) -> Array:
         ids = op.step.token_ids
         own = share.group.rank == share.owners(ids)
-        local = replace(op.step, token_ids=np.where(own, ids - share.first, 0).astype(np.int32))
+        local = plain_batch(np.where(own, ids - share.first, 0).tolist())
         return share.rows_of_owners(ids, self.apply(replace(op, step=local, share=None)))
 
     def _show_scores(self, op: PagedAttention, observe: Observer) -> None:
@@ -233,7 +233,7 @@ class NativeOps(Executor):
 
         op.each(keep, result)
         steps = op.given(Step)
-        batch = steps["step"] if steps else plain_batch(len(next(iter(inputs.values()))))
+        batch = steps["step"] if steps else plain_batch(range(len(next(iter(inputs.values())))))
         recorder.finish(
             StepLimits(
                 num_tokens=batch.num_tokens,
@@ -247,18 +247,3 @@ class NativeOps(Executor):
             recorder.fill(handles[field], x)
         recorder.run(batch, scores, score_seq)
         return op.each(lambda name, handle: recorder.value(handle).copy(), result)
-
-
-def plain_batch(rows: int) -> ForwardBatch:
-    """A batch for ops that use only the number of rows."""
-    zeros = np.zeros(rows, np.int32)
-    return ForwardBatch(
-        token_ids=zeros,
-        positions=zeros,
-        slots=zeros,
-        query_starts=np.array([0, rows], np.int32),
-        context_lens=np.array([max(rows, 1)], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
-        logit_rows=np.zeros(0, np.int32),
-        block_size=max(rows, 1),
-    )

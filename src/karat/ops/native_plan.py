@@ -118,18 +118,7 @@ class PlanRecorder(Ops):
         of the plan.
         """
         try:
-            lost = self.plan.run(
-                batch.token_ids,
-                batch.positions,
-                batch.slots,
-                batch.query_starts,
-                batch.context_lens,
-                batch.block_tables,
-                batch.logit_rows,
-                batch.block_size,
-                scores,
-                score_seq,
-            )
+            lost = self.plan.run(batch.flat, scores, score_seq)
         except (ValueError, RuntimeError) as fault:
             raise ExecutorError(str(fault)) from fault
         if lost is not None:

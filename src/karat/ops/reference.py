@@ -146,7 +146,7 @@ def _rope(ops: ReferenceOps, op: api.Rope) -> Array:
 def _kv_write(ops: ReferenceOps, op: api.KvWrite) -> None:
     cache = op.cache
     for label, values, store in (("K", op.k, cache.k), ("V", op.v, cache.v)):
-        store[op.layer, op.step.slots] = _store(values, cache.dtype, f"{label} of layer {op.layer}")
+        store[op.layer, op.step.slots(0)] = _store(values, cache.dtype, f"{label} of layer {op.layer}")
 
 
 def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
@@ -194,7 +194,7 @@ def _slots(step: ForwardBatch, seq: int, context_len: int) -> NDArray[np.signedi
     """Slots of positions 0 … context_len - 1 of a sequence."""
     positions = np.arange(context_len)
     slots: NDArray[np.signedinteger] = (
-        step.block_tables[seq, positions // step.block_size] * step.block_size + positions % step.block_size
+        step.block_tables(0)[seq, positions // step.block_size] * step.block_size + positions % step.block_size
     )
     return slots
 

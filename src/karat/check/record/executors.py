@@ -123,17 +123,16 @@ def one_sequence(
     ids: Sequence[int], start: int, stop: int, logit_tokens: set[int], *, always_last: bool
 ) -> ForwardBatch:
     """The batch of tokens start … stop - 1 of one sequence. Block i of the sequence is block i of the cache."""
-    positions = np.arange(start, stop, dtype=np.int32)
-    wanted = [p - start for p in range(start, stop) if p in logit_tokens or (always_last and p == stop - 1)]
-    return ForwardBatch(
-        token_ids=np.array(ids[start:stop], np.int32),
+    positions = range(start, stop)
+    return ForwardBatch.of(
+        BLOCK_SIZE,
+        token_ids=ids[start:stop],
         positions=positions,
-        slots=positions,
-        query_starts=np.array([0, stop - start], np.int32),
-        context_lens=np.array([stop], np.int32),
-        block_tables=np.arange(-(-stop // BLOCK_SIZE), dtype=np.int32)[None],
-        logit_rows=np.array(wanted, np.int32),
-        block_size=BLOCK_SIZE,
+        query_starts=[0, stop - start],
+        context_lens=[stop],
+        logit_rows=[p - start for p in positions if p in logit_tokens or (always_last and p == stop - 1)],
+        slots=[positions],
+        block_tables=[[range(-(-stop // BLOCK_SIZE))]],
     )
 
 
