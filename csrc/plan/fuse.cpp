@@ -31,9 +31,9 @@ private:
 bool swiglu_into_gate_and_up(Op& first, const Op& second, const Readers& readers) {
     auto* const linear = dynamic_cast<LinearOp*>(&first);
     const auto* const swiglu = dynamic_cast<const SiluMulOp*>(&second);
-    if (!linear || !swiglu || linear->out != Registers{swiglu->gate, swiglu->up}) return false;
+    if (!linear || !swiglu || linear->out != swiglu->reads()) return false;
     linear->act = swiglu->out;
-    linear->only_for_act = readers.of(swiglu->gate) == 1 && readers.of(swiglu->up) == 1;
+    linear->only_for_act = readers.of(swiglu->x) == 1 && readers.of(swiglu->y) == 1;
     return true;
 }
 

@@ -5,36 +5,41 @@
 
 namespace karat {
 
-void AddOp::run(StepContext& s, int thread) {
+void PairOp::run(StepContext& s, int thread) {
     const auto range = s.share(s.rows(x), thread);
-    const std::size_t width = s.width(x), first = range.first * width;
-    s.kernels.add(s.data(x) + first, s.data(y) + first, s.data(out) + first, range.size() * width);
+    const std::size_t first = range.first * s.width(x);
+    compute(s.kernels, s.data(x) + first, s.data(y) + range.first * s.width(y), s.data(out) + first,
+            range.size() * s.width(x));
 }
 
-void SiluMulOp::run(StepContext& s, int thread) {
-    const auto range = s.share(s.rows(gate), thread);
-    const std::size_t width = s.width(gate), first = range.first * width;
-    s.kernels.silu_mul(s.data(gate) + first, s.data(up) + first, s.data(out) + first, range.size() * width);
+void AddOp::compute(const Kernels& kernels, const float* x, const float* y, float* out, std::size_t n) const {
+    kernels.add(x, y, out, n);
 }
 
-Register record::add(Plan& plan, Register x, Register y) {
+void SiluMulOp::compute(const Kernels& kernels, const float* gate, const float* up, float* out, std::size_t n) const {
+    kernels.silu_mul(gate, up, out, n);
+}
+
+namespace {
+
+Register append(Plan& plan, std::unique_ptr<PairOp> op, Register x, Register y) {
     const RegisterInfo info = plan.info(x);
-    require(plan.info(y).is_like(info), "a sum of different shapes");
-    auto op = std::make_unique<AddOp>();
     op->x = x;
     op->y = y;
     op->out = plan.new_register({.width = info.width, .rows = info.rows});
     return plan.append(std::move(op)).out;
 }
 
+}  // namespace
+
+Register record::add(Plan& plan, Register x, Register y) {
+    require(plan.info(y).is_like(plan.info(x)), "a sum of different shapes");
+    return append(plan, std::make_unique<AddOp>(), x, y);
+}
+
 Register record::silu_mul(Plan& plan, Register gate, Register up) {
-    const RegisterInfo info = plan.info(gate);
-    require(plan.info(up).is_like(info), "gate and up of different shapes");
-    auto op = std::make_unique<SiluMulOp>();
-    op->gate = gate;
-    op->up = up;
-    op->out = plan.new_register({.width = info.width, .rows = info.rows});
-    return plan.append(std::move(op)).out;
+    require(plan.info(up).is_like(plan.info(gate)), "gate and up of different shapes");
+    return append(plan, std::make_unique<SiluMulOp>(), gate, up);
 }
 
 }  // namespace karat

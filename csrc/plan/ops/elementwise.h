@@ -1,24 +1,31 @@
-// Ops on elements, which a linear layer before them may take in (plan/fuse.h).
+// Ops on elements. A linear layer before a sum or a SwiGLU may take it in (plan/fuse.h).
 #pragma once
 
 #include "plan/op.h"
 
 namespace karat {
 
-struct AddOp final : RowOp {
+// An op on the elements of two registers with the same rows. The result is like x.
+struct PairOp : RowOp {
     Register x, y, out;
-    const char* name() const override { return "add"; }
     Registers reads() const override { return {x, y}; }
     Registers writes() const override { return {out}; }
     void run(StepContext& s, int thread) override;
+
+private:
+    // Some rows: n elements of x and of out.
+    virtual void compute(const Kernels& kernels, const float* x, const float* y, float* out, std::size_t n) const = 0;
 };
 
-struct SiluMulOp final : RowOp {
-    Register gate, up, out;
+struct AddOp final : PairOp {
+    const char* name() const override { return "add"; }
+    void compute(const Kernels& kernels, const float* x, const float* y, float* out, std::size_t n) const override;
+};
+
+// x is the gate, y is up.
+struct SiluMulOp final : PairOp {
     const char* name() const override { return "silu_mul"; }
-    Registers reads() const override { return {gate, up}; }
-    Registers writes() const override { return {out}; }
-    void run(StepContext& s, int thread) override;
+    void compute(const Kernels& kernels, const float* x, const float* y, float* out, std::size_t n) const override;
 };
 
 }  // namespace karat

@@ -29,6 +29,9 @@ PARAMETERS: Mapping[Kind, frozenset[str]] = {
     "select": frozenset(),
 }
 
+# Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
+ROUNDINGS: Mapping[Kind, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "rope": 2}
+
 
 @dataclass(frozen=True, slots=True)
 class Node:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from karat.check.mistakes.nodes import changed, evaluate
 from karat.check.model.byte_lru import ByteLRU
 from karat.check.model.context import Context, Weights
-from karat.check.model.graph import Edits, Graph, Node
+from karat.check.model.graph import ROUNDINGS, Edits, Graph, Node
 from karat.check.model.tokens import Tokens
 from karat.check.replay.align import Place, Recordings
 from karat.check.replay.distances import distance, gap, largest_finite, pooled
@@ -35,8 +35,6 @@ _WIDE = 64  # features, from which on one draw of noise has enough values
 _STRAY = 16
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
 _LARGEST: Mapping[FloatName, float] = {"float64": 1.7e308, "float32": 3.4e38, "bfloat16": 3.4e38, "float16": 65504.0}
-# Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
-_ROUNDINGS: Mapping[str, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "rope": 2}
 
 
 class Replay:
@@ -85,16 +83,14 @@ class Replay:
                 return (size // head_dim, head_dim) if head_dim else (size,)
             case "mix":
                 return (config.num_heads * config.head_dim,)
-            case "rope":
-                return self.features(self.graph.nodes[node.inputs[0]])
             case "norm":
                 source = node.inputs[0]
                 per_head = weights.shape(node.params["weight"])[0] == config.head_dim and ".self_attn." in node.name
                 return self.features(self.graph.nodes[source]) if per_head else (config.hidden_size,)
-            case "silu_mul":
-                return (config.intermediate_size,)
-            case _:
+            case "embedding" | "add" | "scores" | "softmax":  # of the last two nobody asks
                 return (config.hidden_size,)
+            case _:
+                return self.features(self.graph.nodes[node.inputs[0]])
 
     def segment(self, name: str) -> tuple[str, ...]:
         """The nodes between the recorded results and the recorded rows of `name`, in order, `name` last.
@@ -196,7 +192,7 @@ class Replay:
         """
         edits = edits or {}
         with np.errstate(all="ignore"):
-            spread = _ROUNDINGS.get(self.graph.nodes[names[-1]].kind, 1) * self.unit * np.abs(expected)
+            spread = ROUNDINGS.get(self.graph.nodes[names[-1]].kind, 1) * self.unit * np.abs(expected)
             draws: list[tuple[np.dtype[np.floating], int]] = [(F64, draw) for draw in range(_DRAWS)]
             if self.is_wide(names):
                 # With thousands of values one draw is enough, with noise and float32 in the same pass.
@@ -228,7 +224,7 @@ class Replay:
         with np.errstate(all="ignore"):
             for name in names:
                 sizes = np.where(np.isfinite(right[name]), np.abs(right[name]), 0)  # masks do not count
-                spread[name] = _ROUNDINGS.get(kinds[name], 1) * self.unit * sizes.max(axis=-1, keepdims=True)
+                spread[name] = ROUNDINGS.get(kinds[name], 1) * self.unit * sizes.max(axis=-1, keepdims=True)
             for draw in range(1 if self.tokens.num_tokens >= MANY else _DRAWS):
                 moved: dict[str, Array] = {}
                 self._run(names, {}, self.noisy_dtype, self.unit, self._noisy[draw % 2], kept=moved)
