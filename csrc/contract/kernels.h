@@ -138,6 +138,9 @@ struct Kernels {
     // out[i] = (gate[i] / (1 + exp(-gate[i]))) * up[i]
     void (*silu_mul)(const float* gate, const float* up, float* out, std::size_t n);
 
+    // out[i] = x[i] / (1 + exp(-gate[i / columns])); x and out: [n], gate: [n / columns], columns divides n
+    void (*sigmoid_mul)(const float* x, const float* gate, float* out, std::size_t n, std::size_t columns);
+
     // out[i] = x[i] + y[i]
     void (*add)(const float* x, const float* y, float* out, std::size_t n);
 

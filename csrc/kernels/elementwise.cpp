@@ -1,4 +1,4 @@
-// Ops on single elements or pairs of them: SwiGLU, sum, RoPE, writing K and V (kernels.h).
+// Ops on single elements or pairs of them: SwiGLU, gates, sum, RoPE, writing K and V (kernels.h).
 #include "kernels/cache.h"
 #include "simd/exp.h"
 #include "simd/simd.h"
@@ -6,13 +6,21 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
+// x = 1 + exp(-x): what is divided by it is multiplied by sigmoid(x)
+template <int N>
+KARAT_INLINE void one_plus_exp_of_minus(f32x16 (&x)[N]) {
+    for (int i = 0; i < N; ++i) x[i] = zero() - x[i];
+    exp(x);
+    for (int i = 0; i < N; ++i) x[i] = set1(1.0f) + x[i];
+}
+
 // up *= silu(gate)
 template <int N>
 KARAT_INLINE void times_silu(f32x16 (&up)[N], const f32x16 (&gate)[N]) {
-    f32x16 e[N];
-    for (int i = 0; i < N; ++i) e[i] = zero() - gate[i];
-    exp(e);
-    for (int i = 0; i < N; ++i) up[i] = gate[i] / (set1(1.0f) + e[i]) * up[i];
+    f32x16 divisor[N];
+    for (int i = 0; i < N; ++i) divisor[i] = gate[i];
+    one_plus_exp_of_minus(divisor);
+    for (int i = 0; i < N; ++i) up[i] = gate[i] / divisor[i] * up[i];
 }
 
 }  // namespace
@@ -31,6 +39,24 @@ void silu_mul(const float* gate, const float* up, float* out, std::size_t n) {
         f32x16 result[] = {load_first(up + i, count)};
         times_silu(result, {load_first(gate + i, count)});
         store_first(out + i, result[0], count);
+    }
+}
+
+void sigmoid_mul(const float* x, const float* gate, float* out, std::size_t n, std::size_t columns) {
+    const std::size_t num_gates = n / columns;
+    for (std::size_t i = 0; i < num_gates; i += kLanes) {
+        const int count = num_gates - i < kLanes ? static_cast<int>(num_gates - i) : kLanes;
+        f32x16 divisor[] = {load_first(gate + i, count)};
+        one_plus_exp_of_minus(divisor);
+        if (columns == 1) {
+            store_first(out + i, load_first(x + i, count) / divisor[0], count);
+            continue;
+        }
+        float divisors[kLanes];
+        store(divisors, divisor[0]);
+        std::size_t at = i * columns;
+        for (int lane = 0; lane < count; ++lane)
+            for (const std::size_t end = at + columns; at < end; ++at) out[at] = x[at] / divisors[lane];
     }
 }
 

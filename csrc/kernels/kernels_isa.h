@@ -18,6 +18,7 @@ std::size_t attention_scratch_floats(std::size_t head_dim);
 void embedding(const Matrix& table, const std::int32_t* ids, std::size_t tokens, float* out);
 void rms_norm(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n);
 void silu_mul(const float* gate, const float* up, float* out, std::size_t n);
+void sigmoid_mul(const float* x, const float* gate, float* out, std::size_t n, std::size_t columns);
 void add(const float* x, const float* y, float* out, std::size_t n);
 void rope(const float* x, const std::int32_t* positions, const float* cos, const float* sin, float* out,
           std::size_t tokens, std::size_t heads, std::size_t head_dim);

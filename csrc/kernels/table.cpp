@@ -20,6 +20,7 @@ const Kernels kernels = {
     .embedding = embedding,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,
+    .sigmoid_mul = sigmoid_mul,
     .add = add,
     .rope = rope,
     .kv_write = kv_write,

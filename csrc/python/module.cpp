@@ -237,6 +237,7 @@ NB_MODULE(_native, m) {
         .def("gather", [](Plan& self, const std::shared_ptr<SharedMemory>& group, Register x, std::size_t first,
                           std::size_t width) { return record::gather(self, transport(group), x, first, width); })
         .def("silu_mul", &record::silu_mul)
+        .def("sigmoid_mul", &record::sigmoid_mul)
         .def("add", &record::add)
         .def("rope", &record::rope)
         .def("kv_write", &record::kv_write)

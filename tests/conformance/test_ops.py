@@ -176,6 +176,31 @@ def test_silu_mul(ops: Executor, rows: int, n: int, scale: float, seed: int) -> 
 
 
 @every_executor
+@given(
+    rows=sizes,
+    gates=sizes,
+    columns=st.integers(1, 20),
+    scale=st.sampled_from([0.1, 1.0, 30.0, 3000.0]),
+    seed=seeds,
+)
+@example(rows=2051, gates=70, columns=1, scale=1.0, seed=1)
+@example(rows=300, gates=1, columns=2049, scale=1.0, seed=2)
+def test_sigmoid_mul(ops: Executor, rows: int, gates: int, columns: int, scale: float, seed: int) -> None:
+    """A gate of elements, of heads or of rows; x in one piece or by head."""
+    x, gate = draw(seed, (rows, gates, columns), (rows, gates), dtype=ops.dtype)
+    gate = gate * np.dtype(ops.dtype).type(scale)
+    want = exact(x) * torch.sigmoid(exact(gate))[..., None]
+    underflow = 1e6 * np.finfo(ops.dtype).tiny
+    bound = 16 * np.abs(want.numpy()) + underflow / np.finfo(ops.dtype).eps
+    got = ops.sigmoid_mul(x, gate, name="op")
+    check(ops, got, want, bound)
+    flat = ops.sigmoid_mul(x.reshape(rows, -1), gate, name="op")
+    np.testing.assert_array_equal(ops.read(flat), ops.read(got).reshape(rows, -1))
+    by_element = ops.sigmoid_mul(x.reshape(rows, -1), np.repeat(gate, columns, axis=1), name="op")
+    np.testing.assert_array_equal(ops.read(by_element), ops.read(flat))
+
+
+@every_executor
 @given(rows=sizes, n=sizes, seed=seeds)
 @example(rows=2051, n=70, seed=1)
 def test_add(ops: Executor, rows: int, n: int, seed: int) -> None:
@@ -356,6 +381,9 @@ def test_shapes_outside_the_contract_are_refused(ops: Executor) -> None:
         ops.rms_norm(x, load(ops, np.ones(2, np.float32)), 1e-6, name="some.op")
     with pytest.raises(ExecutorError, match=r"some\.op"):
         ops.add(x, np.ones((2, 4), ops.dtype), name="some.op")
+    for gates in (0, 2, 4, 6):
+        with pytest.raises(ExecutorError, match=r"some\.op: a gate .* for"):
+            ops.sigmoid_mul(x, np.ones((2, gates), ops.dtype), name="some.op")
     cache = ops.new_cache(
         CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=2, dtype="float32")
     )

@@ -117,6 +117,11 @@ void elementwise(const Kernels& kernels) {
     out.resize(x.size());
     kernels.silu_mul(x.data(), ones.data(), out.data(), x.size());
     print("silu", out.data(), out.size());
+    for (const std::size_t columns : {std::size_t{1}, std::size_t{8}}) {
+        const std::size_t n = x.size() / columns * columns;  // the same gates, of an element or of 8
+        kernels.sigmoid_mul(ones.data(), x.data(), out.data(), n, columns);
+        print("sigmoid by " + std::to_string(columns), out.data(), n);
+    }
     for (float& value : x) value = std::fabs(value) < 1e15f ? value : 1.5f;
     kernels.rms_norm(x.data(), numbers(x.size(), 3).data(), 1e-6, out.data(), 1, x.size());
     print("norm", out.data(), out.size());

@@ -140,10 +140,12 @@ def test_a_register_has_rows_of_its_kind(rows: str, number: int) -> None:
         plan.write(x, np.zeros((number + 1, 5), np.float32))
 
 
-def test_rows_of_two_kinds_are_not_added() -> None:
+def test_rows_of_two_kinds_do_not_meet() -> None:
     plan = native().Plan("generic", 1)
     with pytest.raises(ValueError, match="a sum of different shapes"):
         plan.add(plan.input(5), plan.input(5, "sequences"))
+    with pytest.raises(ValueError, match="a gate of 1 for rows of 5"):
+        plan.sigmoid_mul(plan.input(5), plan.input(1, "sequences"))
     with pytest.raises(ValueError, match="unknown name 'pages'"):
         plan.input(5, "pages")
 

@@ -22,6 +22,16 @@ void SiluMulOp::compute(const Kernels& kernels, const float* gate, const float* 
 
 namespace {
 
+// y is the gate.
+struct SigmoidMulOp final : PairOp {
+    std::size_t columns;  // of x, for each number of the gate
+
+    const char* name() const override { return "sigmoid_mul"; }
+    void compute(const Kernels& kernels, const float* x, const float* gate, float* out, std::size_t n) const override {
+        kernels.sigmoid_mul(x, gate, out, n, columns);
+    }
+};
+
 Register append(Plan& plan, std::unique_ptr<PairOp> op, Register x, Register y) {
     const RegisterInfo info = plan.info(x);
     op->x = x;
@@ -40,6 +50,15 @@ Register record::add(Plan& plan, Register x, Register y) {
 Register record::silu_mul(Plan& plan, Register gate, Register up) {
     require(plan.info(up).is_like(plan.info(gate)), "gate and up of different shapes");
     return append(plan, std::make_unique<SiluMulOp>(), gate, up);
+}
+
+Register record::sigmoid_mul(Plan& plan, Register x, Register gate) {
+    const RegisterInfo of = plan.info(x), by = plan.info(gate);
+    require(by.width > 0 && of.width % by.width == 0 && by.is_like({.width = by.width, .rows = of.rows}),
+            "a gate of " + std::to_string(by.width) + " for rows of " + std::to_string(of.width));
+    auto op = std::make_unique<SigmoidMulOp>();
+    op->columns = of.width / by.width;
+    return append(plan, std::move(op), x, gate);
 }
 
 }  // namespace karat

@@ -27,6 +27,8 @@ Register linear_over(Plan& plan, TransportRef group, Register x, MatrixRef weigh
 // group's memory; a plan has one.
 Register gather(Plan& plan, TransportRef group, Register x, std::size_t first, std::size_t width);
 Register silu_mul(Plan& plan, Register gate, Register up);
+// Each number of a row of `gate` is for as many adjoining columns of x.
+Register sigmoid_mul(Plan& plan, Register x, Register gate);
 Register add(Plan& plan, Register x, Register y);
 Register rope(Plan& plan, Register x, RopeRef table);
 void kv_write(Plan& plan, Register k, Register v, CacheRef cache, std::size_t layer);

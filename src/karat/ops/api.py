@@ -178,6 +178,18 @@ class SiluMul(Single):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SigmoidMul(Single):
+    """x * sigmoid(gate); shape of x.
+
+    A row of `gate` has a number for each element of a row of x, for each head of it, or one for the whole row: each is
+    for as many adjoining elements.
+    """
+
+    x: Tensor
+    gate: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Add(Single):
     """x + y; both have the same shape."""
 
@@ -260,6 +272,7 @@ class Ops(ABC):
     qkv = Method(Qkv)
     gate_up = Method(GateUp)
     silu_mul = Method(SiluMul)
+    sigmoid_mul = Method(SigmoidMul)
     add = Method(Add)
     rope = Method(Rope)
     kv_write = Method(KvWrite)

@@ -197,6 +197,12 @@ def _silu_mul(recorder: PlanRecorder, op: api.SiluMul) -> Handle:
     return Handle(recorder.plan.silu_mul(op.gate.register, op.up.register), op.gate.tail)
 
 
+def _sigmoid_mul(recorder: PlanRecorder, op: api.SigmoidMul) -> Handle:
+    columns, gates = prod(op.x.tail), prod(op.gate.tail)
+    _require(gates > 0 and columns % gates == 0, op.name, f"a gate {op.gate.tail} for rows of {op.x.tail}")
+    return Handle(recorder.plan.sigmoid_mul(op.x.register, op.gate.register), op.x.tail)
+
+
 def _add(recorder: PlanRecorder, op: api.Add) -> Handle:
     _require(op.x.tail == op.y.tail, op.name, f"rows of {op.x.tail} + rows of {op.y.tail}")
     return Handle(recorder.plan.add(op.x.register, op.y.register), op.x.tail)
@@ -239,6 +245,7 @@ _RECORDED: Table[PlanRecorder] = table_of(
         api.Qkv: _qkv,
         api.GateUp: _gate_up,
         api.SiluMul: _silu_mul,
+        api.SigmoidMul: _sigmoid_mul,
         api.Add: _add,
         api.Rope: _rope,
         api.KvWrite: _kv_write,

@@ -122,9 +122,21 @@ def _gate_up(ops: ReferenceOps, op: api.GateUp) -> tuple[Array, ...]:
 
 
 def _silu_mul(ops: ReferenceOps, op: api.SiluMul) -> Array:
-    decay = np.exp(-np.abs(op.gate))  # never overflows
-    sigmoid = np.where(op.gate >= 0, 1 / (1 + decay), decay / (1 + decay))
-    result: Array = op.gate * sigmoid * op.up
+    result: Array = op.gate * _sigmoid(op.gate) * op.up
+    return result
+
+
+def _sigmoid(x: Array) -> Array:
+    decay = np.exp(-np.abs(x))  # never overflows
+    return np.where(x >= 0, 1 / (1 + decay), decay / (1 + decay))
+
+
+def _sigmoid_mul(ops: ReferenceOps, op: api.SigmoidMul) -> Array:
+    columns, gates = prod(op.x.shape[1:]), prod(op.gate.shape[1:])
+    fits = len(op.x) == len(op.gate) and gates > 0 and columns % gates == 0
+    require(fits, op.name, f"a gate {op.gate.shape} for {op.x.shape}")
+    by_element = np.repeat(_sigmoid(op.gate).reshape(-1), columns // gates)
+    result: Array = op.x * by_element.reshape(op.x.shape)
     return result
 
 
@@ -236,6 +248,7 @@ _FUNCTIONS: Table[ReferenceOps] = table_of(
         api.Qkv: _qkv,
         api.GateUp: _gate_up,
         api.SiluMul: _silu_mul,
+        api.SigmoidMul: _sigmoid_mul,
         api.Add: _add,
         api.Rope: _rope,
         api.KvWrite: _kv_write,

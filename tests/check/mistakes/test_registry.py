@@ -18,12 +18,10 @@ from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.nodes import changed, parameters_of, replaced
 from karat.check.mistakes.registry import KINDS, MISTAKES
 from karat.check.mistakes.weight_readings import Effective
-from karat.check.model.graph import PARAMETERS, Kind, Node, build_graph
+from karat.check.model.graph import PARAMETERS, Kind, Node
 from karat.check.model.tokens import Tokens
 from karat.errors import UsageError
-from karat.models.registry import read_config
 from tests.support import mistakes
-from tests.support.parallel import config_of
 
 # Registered mistakes that no enumeration sets: a fit does (karat.check.mistakes.fitted), with a number from the trace.
 BY_FITS = {
@@ -39,13 +37,11 @@ BY_FITS_ONLY = {"weight-element"}
 
 
 def _all(case: str) -> list[tuple[Variant, Mapping[str, Node]]]:
-    family, stored, changes = mistakes.CASES[case]
-    config = read_config(config_of(family, **(mistakes.SIZES | changes)))
-    graph, weights = build_graph(config), mistakes.weights_of(config, stored)
+    graph, weights = mistakes.model_of(case)
     found = []
     for info in mistakes.traces().values():
         enumeration = Enumeration(graph, weights, Tokens.of(info))
-        variants = [variant for index in range(config.num_layers) for variant in enumeration.of_layer(index)]
+        variants = [variant for index in range(graph.config.num_layers) for variant in enumeration.of_layer(index)]
         found += [(variant, graph.nodes) for variant in (*variants, *enumeration.of_ends())]
     return found
 

@@ -14,7 +14,7 @@ from karat.check.mistakes.scope import Layer, Params, Scope
 from karat.check.model import ops
 from karat.check.model.context import Array
 from karat.check.model.evaluate import Op
-from karat.check.model.ops import Add, SiluMul
+from karat.check.model.ops import Add, GatedBy, SigmoidMul, SiluMul
 from karat.check.model.rounding import rounded
 
 _FLAG = (True,)
@@ -26,6 +26,12 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu (sigmoid)": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "nothing": lambda x: x,
+}
+GATES: Mapping[str, Callable[[Array], Array]] = {
+    "silu": ops.silu,
+    "softplus": lambda x: np.logaddexp(x.dtype.type(0), x),
     "tanh": np.tanh,
     "nothing": lambda x: x,
 }
@@ -57,6 +63,22 @@ def fp16_activation(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
 @mistake("silu_mul", of=ops.silu_mul, choices=_FLAG)
 def no_up(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
     return a.activation(a.gate)
+
+
+@mistake("sigmoid_mul", of=ops.sigmoid_mul, choices=_FLAG)
+def ungated(sigmoid_mul: Op[SigmoidMul], a: SigmoidMul, _: bool) -> Array:
+    return a.x
+
+
+@mistake("sigmoid_mul", of=ops.sigmoid_mul, choices=GATES)
+def gate_activation(sigmoid_mul: Op[SigmoidMul], a: SigmoidMul, name: str) -> Array:
+    return sigmoid_mul(replace(a, activation=GATES[name]))
+
+
+@mistake("sigmoid_mul", of=ops.gated_by, choices=_FLAG)
+def tiled_gate(gated_by: Op[GatedBy], a: GatedBy, _: bool) -> Array:
+    """The gate's numbers one after the other, over and over, instead of each as often as it has elements."""
+    return np.tile(a.gate, a.columns // a.gate.shape[-1])
 
 
 def residuals(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
@@ -99,3 +121,12 @@ def mlp(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params
     for name in ("gelu (erf)", "gelu (tanh)", "gelu (sigmoid)", "relu", "sigmoid", "tanh", "nothing"):
         yield "activation", name, {act: {"activation": name}}
     yield "activation", "up is not multiplied", {act: {"no_up": True}}
+
+
+def gates(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    """Of every gate that the layer has, whatever its place."""
+    for role in layer.roles_of("sigmoid_mul"):
+        yield "gate", f"{role}: left out", {role: {"ungated": True}}
+        yield "gate", f"{role}: its numbers are tiled", {role: {"tiled_gate": True}}
+        for name in GATES:
+            yield "gate", f"{role}: {name} instead of sigmoid", {role: {"gate_activation": name}}

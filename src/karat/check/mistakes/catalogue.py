@@ -97,6 +97,10 @@ BUGS: Mapping[str, Bug] = {
         "fused q, k, v are cut at the wrong places", "cut in the order and the sizes in which they were stacked"
     ),
     "gate-up-swapped": Bug("gate and up are exchanged", "silu belongs to gate_proj: silu(gate) * up"),
+    "gate": Bug(
+        "a gate is left out, not a sigmoid, or for the wrong elements",
+        "multiply by sigmoid(gate); each of its numbers is for as many adjoining elements: one, a head, or the row",
+    ),
     "activation": Bug("another activation function is used", "use the one that hidden_act names"),
     "transposed": Bug(
         "the weight is read as [in, out] (row-major taken for column-major)",

@@ -24,6 +24,7 @@ _OF_LAYER = (
     norm.norms,
     block.residuals,
     block.mlp,
+    block.gates,
     block.wiring,
 )
 _OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "self_attn.attention")

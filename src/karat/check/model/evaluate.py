@@ -99,6 +99,12 @@ def _silu_mul(node: Node, inputs: Sequence[Array], context: Context, dtype: DTyp
     return replace(ops.silu_mul)(ops.SiluMul(gate, up))
 
 
+def _sigmoid_mul(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    x, gate = (values.reshape(len(values), -1) for values in inputs)
+    by_element = replace(ops.gated_by)(ops.GatedBy(gate, x.shape[-1]))
+    return replace(ops.sigmoid_mul)(ops.SigmoidMul(x, by_element)).reshape(inputs[0].shape)
+
+
 def _add(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
     x, y = inputs
     return replace(ops.add)(ops.Add(x, y))
@@ -117,6 +123,7 @@ _EVALUATED: Mapping[Kind, Callable[[Node, Sequence[Array], Context, DType, Repla
     "softmax": _softmax,
     "mix": _mix,
     "silu_mul": _silu_mul,
+    "sigmoid_mul": _sigmoid_mul,
     "add": _add,
     "select": _select,
 }

@@ -11,7 +11,9 @@ from karat.layers.shards import CutUnits
 from karat.ops import api
 from karat.ops.api import Linears, Op, Ops, Single, Table, Tensor, table_of
 
-Kind = Literal["embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "add", "select"]
+Kind = Literal[
+    "embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "sigmoid_mul", "add", "select"
+]
 Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
 
 
@@ -25,12 +27,13 @@ PARAMETERS: Mapping[Kind, frozenset[str]] = {
     "softmax": frozenset(),
     "mix": frozenset(),
     "silu_mul": frozenset(),
+    "sigmoid_mul": frozenset(),
     "add": frozenset(),
     "select": frozenset(),
 }
 
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
-ROUNDINGS: Mapping[Kind, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "rope": 2}
+ROUNDINGS: Mapping[Kind, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "sigmoid_mul": 8, "rope": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,7 @@ _NODES: Table[_GraphOps] = table_of(
         api.Qkv: lambda graph, op: graph.linears(op, head_dim=op.head_dim),
         api.GateUp: _GraphOps.linears,
         api.SiluMul: lambda graph, op: graph.of(op, "silu_mul"),
+        api.SigmoidMul: lambda graph, op: graph.of(op, "sigmoid_mul"),
         api.Add: lambda graph, op: graph.of(op, "add"),
         api.Rope: lambda graph, op: graph.of(op, "rope", rope=op.table),
         api.KvWrite: _GraphOps.write,

@@ -209,6 +209,10 @@ def silu(x: Array) -> Array:
     return x / (1 + np.exp(-x))
 
 
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SiluMul:
     gate: Array
@@ -218,6 +222,28 @@ class SiluMul:
 
 def silu_mul(a: SiluMul) -> Array:
     return a.activation(a.gate) * a.up
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedBy:
+    gate: Array
+    columns: int
+
+
+def gated_by(a: GatedBy) -> Array:
+    """[rows, columns]: the number of the gate that each element of a row is multiplied by, of a gate [rows, …]."""
+    return np.repeat(a.gate, a.columns // a.gate.shape[-1], axis=-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SigmoidMul:
+    x: Array
+    gate: Array  # like x
+    activation: Callable[[Array], Array] = sigmoid
+
+
+def sigmoid_mul(a: SigmoidMul) -> Array:
+    return a.x * a.activation(a.gate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
