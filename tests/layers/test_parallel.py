@@ -29,7 +29,7 @@ from karat.layers.merged import QKVParallelLinear
 from karat.layers.mixer import Rotation
 from karat.layers.mlp import GatedMLP
 from karat.layers.place import Place
-from karat.layers.shards import CutUnits
+from karat.layers.shards import Cut, CutUnits, Wholes
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.ops.api import Linear, Op, Ops, Tensor
@@ -44,6 +44,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 SIZES = (2, 4, 8)
 HIDDEN, ROWS = 6, 3
 ROPE = RopeConfig(theta=10000.0)
+ONE_BY_ONE = Wholes()
 
 
 class RandomWeights(dict[str, Weight]):
@@ -96,8 +97,8 @@ def x_of(columns: int) -> Array:
     return np.random.default_rng(columns).standard_normal((ROWS, columns))
 
 
-def at(take: Any, group: Group, inner: int = 1) -> Place:
-    return Place(take, "layer", CutUnits(1, inner), group)
+def at(take: Any, group: Group, units: CutUnits = ONE_BY_ONE) -> Place:
+    return Place(take, "layer", units, group)
 
 
 def column(size: int, out: int = 40, bias: bool = True) -> float:
@@ -113,7 +114,7 @@ def row(size: int, columns: int = 40, unit: int = 1, bias: bool = True) -> float
         start, stop = shards.part(shards.tree_ends(columns, unit, group), group)
         return (layer(ops, x_of(columns)[:, start:stop]),)
 
-    make = lambda take, group: RowParallelLinear(at(take, group), HIDDEN, columns, bias=bias, unit=unit)  # noqa: E731
+    make = lambda take, group: RowParallelLinear(at(take, group), HIDDEN, columns, bias=bias, whole=unit)  # noqa: E731
     return compare(size, make, call, the_same)
 
 
@@ -121,7 +122,7 @@ def mlp(size: int, inner: int = 40, bias: bool = True) -> float:
     """gate and up, and down after them."""
 
     def make(take: Any, group: Group) -> GatedMLP:
-        return GatedMLP(at(take, group, math.gcd(inner, 32)), HIDDEN, inner, bias=bias)
+        return GatedMLP(at(take, group, {Cut(inner, 1): math.gcd(inner, 32)}), HIDDEN, inner, bias=bias)
 
     return compare(size, make, lambda layer, ops, group: (layer(ops, x_of(HIDDEN), None, None, {}),), the_same)
 

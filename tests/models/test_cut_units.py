@@ -3,6 +3,7 @@
 Covers: karat.models.degrees.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,16 @@ from hypothesis import strategies as st
 
 from karat.checkpoint.slices import block_of, cut_block
 from karat.checkpoint.weights import Weight, num_stored_bytes
-from karat.config import ModelConfig
+from karat.config import LayerShape, ModelConfig
 from karat.engine.loading import Preparation
-from karat.layers.shards import CutUnits
+from karat.layers.shards import Cut, CutUnits
 from karat.models.cut_units import cut_units
 from karat.models.decoder import rank_specs, weight_specs
 from karat.models.degrees import working_degrees
 from karat.models.registry import read_config
 from karat.ranks.group import PlannedRank
 from tests.support.parallel import config_of
+from tests.support.uneven import uneven_config
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "MXFP4", "NVFP4", "Q4_K", "Q6_K", "IQ4_XS", "TQ2_0")
 
@@ -63,8 +65,8 @@ def test_no_block_and_no_head_is_cut_at_any_degree(data: st.DataObject, heads: i
     weights = weights_of(config, **types)
     units = cut_units(config, weights)
     for unit, columns, name in (
-        (units.heads * head_dim, heads * head_dim, "o_proj"),
-        (units.inner, inner, "down_proj"),
+        (units[Cut(heads * head_dim, head_dim)], heads * head_dim, "o_proj"),
+        (units[Cut(inner, 1)], inner, "down_proj"),
     ):
         wholes = {block_of(dtype)[0] for dtype in types[name]} | {32 if columns % 32 == 0 else 1}
         wholes |= {head_dim} if name == "o_proj" else set()
@@ -78,16 +80,21 @@ def test_no_block_and_no_head_is_cut_at_any_degree(data: st.DataObject, heads: i
                     assert all(end % head_dim == 0 for piece in spec.pieces for end in piece)
 
 
+def units_of(heads: int, inner: int) -> CutUnits:
+    """The units of 8 heads of 32 numbers, in heads, and of 768 inner features."""
+    return {Cut(256, 32): 32 * heads, Cut(768, 1): inner}
+
+
 def test_only_what_is_stored_in_large_blocks_needs_them() -> None:
     """The two kinds apart, and one layer is enough."""
     config = config_with(8, 32, 768)
     plain = ("BF16",) * 3
-    assert cut_units(config, weights_of(config, o_proj=plain, down_proj=plain)) == CutUnits(1, 32)
-    assert cut_units(config, weights_of(config, o_proj=plain, down_proj=("F32", "Q4_0", "Q6_K"))) == CutUnits(1, 256)
-    assert cut_units(config, weights_of(config, o_proj=("Q4_K", "F32", "F32"), down_proj=plain)) == CutUnits(8, 32)
-    assert working_degrees(config, CutUnits(1, 32)) == (1, 2, 4, 8)
-    assert working_degrees(config, CutUnits(1, 256)) == (1, 2)
-    assert working_degrees(config, CutUnits(8, 32)) == (1,)
+    assert cut_units(config, weights_of(config, o_proj=plain, down_proj=plain)) == units_of(1, 32)
+    assert cut_units(config, weights_of(config, o_proj=plain, down_proj=("F32", "Q4_0", "Q6_K"))) == units_of(1, 256)
+    assert cut_units(config, weights_of(config, o_proj=("Q4_K", "F32", "F32"), down_proj=plain)) == units_of(8, 32)
+    assert working_degrees(config, units_of(1, 32)) == (1, 2, 4, 8)
+    assert working_degrees(config, units_of(1, 256)) == (1, 2)
+    assert working_degrees(config, units_of(8, 32)) == (1,)
 
 
 def test_the_types_are_those_after_quantising() -> None:
@@ -98,5 +105,13 @@ def test_the_types_are_those_after_quantising() -> None:
         def stored_type(self, weight: Weight) -> str:
             return "Q4_K"
 
-    assert cut_units(config, weights, Preparation("q4_0").stored_type) == CutUnits(1, 32)
-    assert cut_units(config, weights, ToK(None).stored_type) == CutUnits(8, 256)
+    assert cut_units(config, weights, Preparation("q4_0").stored_type) == units_of(1, 32)
+    assert cut_units(config, weights, ToK(None).stored_type) == units_of(8, 256)
+
+
+def test_weights_of_other_cuts_have_units_of_their_own() -> None:
+    """A layer in the middle with larger heads and a wider MLP."""
+    shape = LayerShape(num_heads=8, num_kv_heads=1, head_dim=32, inner_size=768, window=None, rope=None)
+    config = uneven_config(shape, replace(shape, head_dim=64, inner_size=1536), shape)
+    weights = weights_of(config, o_proj=("F32", "Q4_K", "F32"), down_proj=("F32", "F32", "Q6_K"))
+    assert cut_units(config, weights) == {Cut(256, 32): 32, Cut(512, 64): 256, Cut(768, 1): 256, Cut(1536, 1): 32}

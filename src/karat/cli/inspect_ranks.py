@@ -14,10 +14,13 @@ _LAYER = re.compile(r"\.\d+\.")
 
 
 def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
-    """One object for each rank, for JSON. An impossible degree is a UsageError that lists the possible ones."""
+    """One object for each rank, for JSON. An impossible degree is a UsageError that lists the possible ones.
+
+    Heads are null where layers have different ones.
+    """
     from karat.checkpoint.slices import part_bytes, part_shape
     from karat.kv.groups import bytes_per_token
-    from karat.layers.shards import own_heads, own_kv_heads
+    from karat.layers.attention import Attention
     from karat.models.cut_units import cut_units
     from karat.models.decoder import outline, rank_specs
     from karat.models.degrees import check_degree
@@ -42,16 +45,18 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
             }
             for spec in rank_specs(config, units, planned)
         ]
-        kv_heads = range(*own_kv_heads(config.num_heads, config.num_kv_heads, units.heads, planned))
-        keeps = outline(config, units, planned).keeps
+        part = outline(config, units, planned)
+        mixers = [branch.mixer for layer in part.layers for branch in layer.branches]
+        heads = {(mixer.heads, mixer.kv_heads) for mixer in mixers if isinstance(mixer, Attention)}
+        own, own_kv = heads.pop() if len(heads) == 1 else (None, None)
         ranks.append(
             {
                 "rank": rank,
-                "heads": own_heads(config.num_heads, units.heads, planned),
-                "kv_heads": list(kv_heads),
+                "heads": own,
+                "kv_heads": own_kv and list(range(*own_kv)),
                 "weight_bytes": sum(tensor["bytes"] for tensor in tensors),
                 "replicated_bytes": sum(tensor["bytes"] for tensor in tensors if tensor["axis"] is None),
-                "kv_bytes_per_token": {dtype: bytes_per_token(keeps, dtype) for dtype in ("float16", "float32")},
+                "kv_bytes_per_token": {dtype: bytes_per_token(part.keeps, dtype) for dtype in ("float16", "float32")},
                 "tensors": tensors,
             }
         )
@@ -67,9 +72,12 @@ def ranks_text(ranks: Sequence[dict[str, Any]], all_tensors: bool) -> str:
         groups[name, what, *(_pieces(part) for part in parts)] += sum(part["bytes"] for part in parts)
     head = ("tensor", "cut", *(f"rank {rank['rank']}" for rank in ranks), "bytes in all")
     rows = [head, *((*key, bytes_text(total)) for key, total in groups.items())]
+    if all(rank["heads"] for rank in ranks):
+        rows.append(
+            ("query heads", "", *(f"{start}–{stop - 1}" for start, stop in (rank["heads"] for rank in ranks)), "")
+        )
+        rows.append(("KV heads", "", *(", ".join(map(str, rank["kv_heads"])) for rank in ranks), ""))
     rows += [
-        ("query heads", "", *(f"{start}–{stop - 1}" for start, stop in (rank["heads"] for rank in ranks)), ""),
-        ("KV heads", "", *(", ".join(map(str, rank["kv_heads"])) for rank in ranks), ""),
         _totals("weights", [rank["weight_bytes"] for rank in ranks]),
         _totals("of these on every rank", [rank["replicated_bytes"] for rank in ranks]),
         _totals("16-bit KV cache of a token", [rank["kv_bytes_per_token"]["float16"] for rank in ranks]),

@@ -7,14 +7,15 @@ from karat.layers.merged import QKVParallelLinear
 from karat.layers.mixer import Mixer, RopeTables, Rotation
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
-from karat.layers.shards import own_groups, own_kv_heads
+from karat.layers.shards import Cut, own_groups, own_heads, own_kv_heads
 from karat.ops.api import Cache, Ops, Step, Tensor
 
 
 class Attention(Mixer):
     """Attention of layer `layer` over x [tokens, hidden], with the heads, the window and the RoPE of `shape`.
 
-    With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation.
+    With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation. `heads` and `kv_heads` are this
+    rank's.
     """
 
     def __init__(
@@ -35,19 +36,21 @@ class Attention(Mixer):
         self.qkv = QKVParallelLinear(
             place, hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=qkv_bias
         )
-        unit = place.units.heads
-        start, stop = own_kv_heads(num_heads, num_kv_heads, unit, place.group)
+        unit, group = place.units[Cut(num_heads * head_dim, head_dim)] // head_dim, place.group
+        self.heads = own_heads(num_heads, unit, group)
+        self.kv_heads = start, stop = own_kv_heads(num_heads, num_kv_heads, unit, group)
         self._window = shape.window
         self.keeps = Keys(stop - start, head_dim, head_dim, shape.window)
         self.rotations = () if shape.rope is None else (Rotation(shape.rope, head_dim),)
-        self._groups = own_groups(num_heads, num_kv_heads, unit, place.group)
+        self._groups = own_groups(num_heads, num_kv_heads, unit, group)
         self.q_norm, self.k_norm = (
             None if qk_norm_eps is None else RMSNorm(place / f"{part}_norm", head_dim, qk_norm_eps)
             for part in ("q", "k")
         )
         self.o_proj = RowParallelLinear(
-            place / "o_proj", hidden_size, num_heads * head_dim, bias=o_bias, unit=unit * head_dim
+            place / "o_proj", hidden_size, num_heads * head_dim, bias=o_bias, whole=head_dim
         )
+        self.cuts = self.o_proj.cuts
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         q, k, v = self.qkv(ops, x)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from karat.kv.groups import Keep
 from karat.layers.mixer import Mixer, RopeTables, Rotation
+from karat.layers.shards import Cut
 from karat.ops.api import Cache, Ops, Step, Tensor
 
 
@@ -64,6 +65,11 @@ class Block:
     def rotations(self) -> frozenset[Rotation]:
         """The RoPE tables that it takes."""
         return frozenset(rotation for branch in self.branches for rotation in branch.mixer.rotations)
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """Its row-parallel weights by name: what ranks cut, and what they may not."""
+        return {name: cut for branch in self.branches for name, cut in branch.mixer.cuts.items()}
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         names = [f"{self.name}.{part}_residual" for part in ("attention", "mlp")][: len(self.branches)]

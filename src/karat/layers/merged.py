@@ -2,7 +2,7 @@
 
 from karat.layers.linear import ColumnParallelLinear
 from karat.layers.place import Place
-from karat.layers.shards import own_heads, own_kv_heads, part, rows_of, tree_ends
+from karat.layers.shards import Cut, own_heads, own_kv_heads, part, rows_of, tree_ends
 from karat.ops.api import Ops, Tensor
 
 
@@ -14,7 +14,7 @@ class QKVParallelLinear:
     ) -> None:
         self._head_dim = head_dim
         q_pieces = kv_pieces = None
-        unit, group = place.units.heads, place.group
+        unit, group = place.units[Cut(num_heads * head_dim, head_dim)] // head_dim, place.group
         if group.size > 1:
             q_pieces = (rows_of(own_heads(num_heads, unit, group), head_dim),)
             kv_pieces = (rows_of(own_kv_heads(num_heads, num_kv_heads, unit, group), head_dim),)
@@ -39,7 +39,7 @@ class GateUpParallelLinear:
     """gate and up [tokens, inner] for the columns of down_proj that a rank holds; `place` is the MLP's."""
 
     def __init__(self, place: Place, inner_size: int, hidden_size: int, *, bias: bool) -> None:
-        unit, group = place.units.inner, place.group
+        unit, group = place.units[Cut(inner_size, 1)], place.group
         pieces = (part(tree_ends(inner_size, unit, group), group),) if group.size > 1 else None
         self.gate_proj, self.up_proj = (
             ColumnParallelLinear(place / f"{which}_proj", inner_size, hidden_size, bias=bias, pieces=pieces)

@@ -3,9 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from karat.config import RopeConfig
 from karat.kv.groups import Keep
+from karat.layers.shards import Cut
 from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
 
 
@@ -26,6 +28,7 @@ class Mixer(ABC):
     name       its Hugging Face module path
     keeps      what a later step needs of this one (None: nothing)
     rotations  the RoPE tables that it takes from `ropes`
+    cuts       its row-parallel weights by name: what ranks cut, and what they may not
 
     `cache` is the layer's, and means nothing to a mixer that keeps nothing.
     """
@@ -33,6 +36,7 @@ class Mixer(ABC):
     name: str
     keeps: Keep = None
     rotations: tuple[Rotation, ...] = ()
+    cuts: Mapping[str, Cut] = MappingProxyType({})
 
     @abstractmethod
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:

@@ -13,9 +13,8 @@ class GatedMLP(Mixer):
     def __init__(self, place: Place, hidden_size: int, inner_size: int, *, bias: bool = False) -> None:
         self.name = place.name
         self.gate_up = GateUpParallelLinear(place, inner_size, hidden_size, bias=bias)
-        self.down_proj = RowParallelLinear(
-            place / "down_proj", hidden_size, inner_size, bias=bias, unit=place.units.inner
-        )
+        self.down_proj = RowParallelLinear(place / "down_proj", hidden_size, inner_size, bias=bias)
+        self.cuts = self.down_proj.cuts
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         gate, up = self.gate_up(ops, x)

@@ -1,7 +1,7 @@
 """How layers are cut for tensor parallelism: the one description that every family, executor and format follows.
 
 The sum of a row-parallel layer is a tree over 8 leaves of its input columns (karat.ops.leaves), and a rank owns a
-subtree. A rank holds the columns of its leaves: whole heads of o_proj, whole blocks of o_proj and down_proj (CutUnits).
+subtree. A rank holds the columns of its leaves: whole heads of o_proj, whole blocks of o_proj and down_proj (Cut).
 
     layer                 a rank holds                      cut at
     o_proj, down_proj     columns                           the ends of its leaves
@@ -12,7 +12,8 @@ subtree. A rank holds the columns of its leaves: whole heads of o_proj, whole bl
     embed_tokens, lm_head rows of the vocabulary            even parts
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from karat.ops.api import HeadGroups
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
@@ -23,12 +24,24 @@ Piece = tuple[int, int]  # [start, stop) of an axis
 _VOCAB_UNIT = 64  # rows that a kernel takes together
 
 
-@dataclass(frozen=True, slots=True)
-class CutUnits:
-    """Query heads and inner features (columns of down_proj) that are never cut apart (karat.models.cut_units)."""
+class Cut(NamedTuple):
+    """The columns of a row-parallel weight, and how many neighbours belong together whatever they are stored in.
 
-    heads: int
-    inner: int
+    `whole` is a head of o_proj, or 1. Weights of equal cuts are cut at the same columns, in all layers.
+    """
+
+    columns: int
+    whole: int
+
+
+CutUnits = Mapping[Cut, int]  # neighbouring columns that are never cut apart (karat.models.cut_units)
+
+
+class Wholes(dict[Cut, int]):
+    """The units of weights whose stored types do not matter: only what belongs together is never cut apart."""
+
+    def __missing__(self, cut: Cut) -> int:
+        return cut.whole
 
 
 def tree_ends(columns: int, unit: int, group: Group) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from karat.layers.block import Block
 from karat.layers.mixer import RopeTables, Rotation
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
-from karat.layers.shards import CutUnits
+from karat.layers.shards import Cut, CutUnits, Wholes
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import SpecCollector, Take
 from karat.models.families import FAMILIES
@@ -15,7 +15,7 @@ from karat.ops.api import Cache, Ops, Step, Tensor
 from karat.ops.executor import Executor
 from karat.ranks.group import SINGLE, Group
 
-_ANY = CutUnits(1, 1)  # units do not matter for one rank
+_ANY: CutUnits = Wholes()  # for one rank, units do not matter
 
 
 class Decoder:
@@ -35,6 +35,11 @@ class Decoder:
     def keeps(self) -> tuple[Keep, ...]:
         """What each layer keeps of the tokens it has seen: all of it, or this rank's part."""
         return tuple(layer.keeps for layer in self.layers)
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """Its row-parallel weights by name: what ranks cut, and what they may not."""
+        return {name: cut for layer in self.layers for name, cut in layer.cuts.items()}
 
     @property
     def rotations(self) -> frozenset[Rotation]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from karat.checkpoint.weights import WeightSpec
 from karat.config import ModelConfig
 from karat.errors import UsageError
-from karat.layers.shards import CutUnits
+from karat.layers.shards import Wholes
 from karat.ops import api
 from karat.ops.api import Linears, Op, Ops, Single, Table, Tensor, table_of
 
@@ -86,7 +86,7 @@ def build_graph(config: ModelConfig) -> Graph:
     from karat.models.decoder import Decoder
 
     ops = _GraphOps()
-    decoder = Decoder(_name_of, config, CutUnits(1, 1))  # where sums are cut is no part of the graph
+    decoder = Decoder(_name_of, config, Wholes())  # where sums are cut is no part of the graph
     ropes = {rotation: rotation.rope for rotation in decoder.rotations}
     decoder(ops, None, None, ropes)
     return Graph(config, ops.nodes)
