@@ -26,12 +26,13 @@ TOTAL := 3
 NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*/* csrc/*/*/*)
 CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp tests/native/*.h tests/native/*/*.h \
     tests/native/*.cpp benchmarks/*.cpp benchmarks/gpu/*.h benchmarks/gpu/*.cu)
+WEB_FILES := $(wildcard src/karat/server/page/static/*.js src/karat/server/page/static/*.css tools/*.mjs)
 
 .PHONY: help
 help:
 	@echo "make demo    from a fresh clone to a story on the terminal (no torch)"
 	@echo "make test    lint, types, import direction and all tests"
-	@echo "make lint    ruff, mypy and clang-format only"
+	@echo "make lint    ruff, mypy, clang-format and oxfmt only"
 	@echo "make test-long all tests, soaks, sweeps and live peers included; keeps a log in $(LOGS)"
 	@echo "make test-peers compare with llama.cpp and SentencePiece live (installs them: minutes of compiling, once)"
 	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
@@ -82,6 +83,7 @@ lint: $(STAMPS)/dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(BIN)/oxfmt --check $(WEB_FILES)
 
 # $(call optional,NAME,what is installed,what it is called,what is skipped without it): requirements/NAME.txt, once.
 define optional

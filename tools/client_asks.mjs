@@ -12,16 +12,22 @@ const model = {
   openai: () => createOpenAI(own)(modelName),
   chat: () => createOpenAI(own).chat(modelName),
   anthropic: () => createAnthropic(own)(modelName),
-  compatible: () => createOpenAICompatible({ name: "karat", supportsStructuredOutputs: true, includeUsage: true, ...own })(modelName),
+  compatible: () =>
+    createOpenAICompatible({ name: "karat", supportsStructuredOutputs: true, includeUsage: true, ...own })(modelName),
 }[provider]();
 const ask = { model, system: "Be brief.", prompt: "What is the weather in Paris?", maxRetries: 0, maxOutputTokens: 60 };
-const weather = tool({ description: "The weather", inputSchema: z.object({ city: z.string() }), execute: async () => "sunny" });
+const weather = tool({
+  description: "The weather",
+  inputSchema: z.object({ city: z.string() }),
+  execute: async () => "sunny",
+});
 const acts = {
   text: () => generateText(ask),
   tools: () => generateText({ ...ask, tools: { weather }, stopWhen: stepCountIs(2) }),
   object: () => generateObject({ ...ask, schema: z.object({ city: z.string().max(5), ok: z.boolean() }) }),
   stream: async () => {
-    for await (const part of streamText({ ...ask, tools: { weather } }).fullStream) if (part.type === "error") throw part.error;
+    for await (const part of streamText({ ...ask, tools: { weather } }).fullStream)
+      if (part.type === "error") throw part.error;
   },
 };
 await acts[what]();

@@ -12,7 +12,11 @@ export async function send(app, content) {
 
 /** A message as it should have been: a branch beside it, and an answer to it. */
 export async function edit(app, node, content) {
-  const changed = app.conversation.add(node.parent, { role: node.role, content, ...(node.role === "tool" ? { toolCallId: node.toolCallId } : {}) });
+  const changed = app.conversation.add(node.parent, {
+    role: node.role,
+    content,
+    ...(node.role === "tool" ? { toolCallId: node.toolCallId } : {}),
+  });
   app.emit("shown");
   app.save([changed]);
   if (node.role !== "assistant") await answer(app, changed);
@@ -35,7 +39,12 @@ export async function branch(app, node, index, alternative) {
   const old = details.explain[index];
   const { token, probability, rank, drawn, text: shown } = alternative;
   const taken = { ...old, token, probability, rank, drawn, text: shown, draw: null, picked: true };
-  await answer(app, conversation.nodes.get(node.parent), { tokens, seed: node.seed ?? 0, choice: node.choice ?? 0, explain: [...details.explain.slice(0, index), taken] });
+  await answer(app, conversation.nodes.get(node.parent), {
+    tokens,
+    seed: node.seed ?? 0,
+    choice: node.choice ?? 0,
+    explain: [...details.explain.slice(0, index), taken],
+  });
 }
 
 /** The results of the calls of `node`, one message each, and the answer to them. */
@@ -43,7 +52,12 @@ export async function answerCalls(app, node, results) {
   const made = [];
   let parent = node.id;
   for (const [i, call] of node.toolCalls.entries()) {
-    const result = app.conversation.add(parent, { role: "tool", content: results[i], toolCallId: call.id, toolName: call.function.name });
+    const result = app.conversation.add(parent, {
+      role: "tool",
+      content: results[i],
+      toolCallId: call.id,
+      toolName: call.function.name,
+    });
     made.push(result);
     parent = result.id;
   }

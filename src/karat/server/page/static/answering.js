@@ -14,14 +14,23 @@ export function messagesTo(conversation, node) {
 function messageOf({ role, content, reasoning, toolCalls, toolCallId }) {
   if (role === "tool") return { role, content, tool_call_id: toolCallId };
   if (role !== "assistant") return { role, content };
-  const said = { role, content, ...(reasoning ? { reasoning_content: reasoning } : {}), ...(toolCalls?.length ? { tool_calls: toolCalls } : {}) };
+  const said = {
+    role,
+    content,
+    ...(reasoning ? { reasoning_content: reasoning } : {}),
+    ...(toolCalls?.length ? { tool_calls: toolCalls } : {}),
+  };
   return content || toolCalls?.length ? said : null;
 }
 
 /** The request for an answer below `parent`. */
 export function bodyOf(app, conversation, parent) {
   const { abilities } = app;
-  const body = { model: abilities.model, messages: messagesTo(conversation, parent), ...requestOf(conversation.settings, abilities) };
+  const body = {
+    model: abilities.model,
+    messages: messagesTo(conversation, parent),
+    ...requestOf(conversation.settings, abilities),
+  };
   if (abilities.explain && preferences.why) body.explain = true;
   if (abilities.receipt && preferences.receipts) body.karat = { receipt: true };
   return body;
@@ -43,7 +52,8 @@ export async function answer(app, parent, from = null) {
   }
   if (from) {
     body.n = 1;
-    body.karat = { resume: { tokens: from.tokens, seed: from.seed, choice: from.choice } }; // a receipt is of a whole answer
+    // A receipt is of a whole answer.
+    body.karat = { resume: { tokens: from.tokens, seed: from.seed, choice: from.choice } };
     delete body.seed;
   }
   const stream = new Answering(app, conversation, parent, body, from);
@@ -76,15 +86,35 @@ class Answering {
     this.savedAt = performance.now();
     const n = body.n ?? 1;
     const group = n > 1 ? newId() : null;
-    this.nodes = Array.from({ length: n }, (_, i) => conversation.add(parent?.id ?? null, { role: "assistant", group, choice: from?.choice ?? i, content: "", model: body.model, settings: structuredClone(conversation.settings), resumed: from?.tokens.length ?? 0 }));
+    this.nodes = Array.from({ length: n }, (_, i) =>
+      conversation.add(parent?.id ?? null, {
+        role: "assistant",
+        group,
+        choice: from?.choice ?? i,
+        content: "",
+        model: body.model,
+        settings: structuredClone(conversation.settings),
+        resumed: from?.tokens.length ?? 0,
+      }),
+    );
     conversation.choose(this.nodes[0]);
-    for (const node of this.nodes) app.details.set(node.id, { tokens: [...(from?.tokens ?? [])], explain: [...(from?.explain ?? [])], promptTokens: null, receipt: null });
+    for (const node of this.nodes)
+      app.details.set(node.id, {
+        tokens: [...(from?.tokens ?? [])],
+        explain: [...(from?.explain ?? [])],
+        promptTokens: null,
+        receipt: null,
+      });
   }
 
-  stop() { this.controller.abort(); }
+  stop() {
+    this.controller.abort();
+  }
 
   /** How many tokens of this answer came so far; those that it goes on from are not counted. */
-  numTokensOf(node) { return Math.max(0, (node.numTokens ?? 0) - (this.from?.tokens.length ?? 0)); }
+  numTokensOf(node) {
+    return Math.max(0, (node.numTokens ?? 0) - (this.from?.tokens.length ?? 0));
+  }
 
   /** Tokens a second of this answer so far; null in its first moments. */
   rateOf(node) {
@@ -93,9 +123,16 @@ class Answering {
   }
 
   async run() {
-    const asked = { ...this.body, stream: true, stream_options: { include_usage: true }, return_token_ids: true, return_progress: true };
+    const asked = {
+      ...this.body,
+      stream: true,
+      stream_options: { include_usage: true },
+      return_token_ids: true,
+      return_progress: true,
+    };
     try {
-      for await (const event of this.app.api.events("/v1/chat/completions", asked, { signal: this.controller.signal })) this.#take(event);
+      for await (const event of this.app.api.events("/v1/chat/completions", asked, { signal: this.controller.signal }))
+        this.#take(event);
     } catch (error) {
       const stopped = error.name === "AbortError";
       for (const node of this.nodes.filter((other) => !other.finish)) {
@@ -114,8 +151,12 @@ class Answering {
       if (event.timings) node.timings = event.timings;
       if (event.usage) node.usage = event.usage;
     }
-    if (event.karat?.receipt) [event.karat.receipt].flat().forEach((receipt, i) => this.#keepReceipt(this.nodes[i], receipt));
-    this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.app.emit("grown", this.nodes); });
+    if (event.karat?.receipt)
+      [event.karat.receipt].flat().forEach((receipt, i) => this.#keepReceipt(this.nodes[i], receipt));
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.app.emit("grown", this.nodes);
+    });
     if (performance.now() - this.savedAt > SAVE_MS) {
       this.savedAt = performance.now();
       this.app.save(this.nodes, this.conversation);
@@ -128,7 +169,8 @@ class Answering {
     const details = this.app.details.get(node.id);
     const { delta } = choice;
     if (choice.karat?.resumed) begin(node, choice.karat.resumed);
-    if (event.prompt_token_ids) for (const other of this.nodes) this.app.details.get(other.id).promptTokens = event.prompt_token_ids;
+    if (event.prompt_token_ids)
+      for (const other of this.nodes) this.app.details.get(other.id).promptTokens = event.prompt_token_ids;
     if (delta.content) node.content += delta.content;
     if (delta.reasoning_content) node.reasoning = (node.reasoning ?? "") + delta.reasoning_content;
     for (const call of delta.tool_calls ?? []) takeCall(node, call);
@@ -153,13 +195,20 @@ class Answering {
     const [node] = this.nodes;
     if (node.error) this.app.say(`The answer ended in an error: ${node.error}`);
     else if (this.nodes.length > 1) this.app.say(`${this.nodes.length} answers are there.`);
-    else this.app.say(`${node.finish === "stopped" ? "The answer was stopped" : "The answer is there"}: ${node.content.slice(0, 400)}`);
+    else {
+      const end = node.finish === "stopped" ? "The answer was stopped" : "The answer is there";
+      this.app.say(`${end}: ${node.content.slice(0, 400)}`);
+    }
   }
 }
 
 /** What the tokens that are gone on from say, as the server parts it. */
 function begin(node, { content, reasoning_content, tool_calls }) {
-  Object.assign(node, { content: content ?? "", reasoning: reasoning_content, toolCalls: tool_calls?.map(({ id, type, function: called }) => ({ id, type, function: { ...called } })) });
+  Object.assign(node, {
+    content: content ?? "",
+    reasoning: reasoning_content,
+    toolCalls: tool_calls?.map(({ id, type, function: called }) => ({ id, type, function: { ...called } })),
+  });
 }
 
 function takeCall(node, { index, id, function: called }) {

@@ -38,7 +38,11 @@ export class Api {
         const parts = (rest + value).split("\n\n");
         rest = parts.pop();
         for (const part of parts) {
-          const data = part.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
+          const data = part
+            .split("\n")
+            .filter((line) => line.startsWith("data: "))
+            .map((line) => line.slice(6))
+            .join("\n");
           if (!data || data === "[DONE]") continue;
           const event = JSON.parse(data);
           if (event.error) throw new ApiError(500, event.error.message, event.error);
@@ -58,7 +62,12 @@ export class Api {
       const method = body === undefined ? "GET" : "POST";
       let answer;
       try {
-        answer = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+        answer = await fetch(path, {
+          method,
+          headers,
+          signal,
+          body: body === undefined ? undefined : JSON.stringify(body),
+        });
       } catch (error) {
         if (error.name === "AbortError") throw error;
         throw new ApiError(0, "The server cannot be reached. Is karat serve still running?");
@@ -75,7 +84,9 @@ export class Api {
   /** Ask for a key once, however many requests wait for it. */
   async #newKey(refused) {
     if (sessionStorage.getItem(KEY) !== refused) return;
-    this.asking ??= this.askKey(refused !== null).finally(() => { this.asking = null; });
+    this.asking ??= this.askKey(refused !== null).finally(() => {
+      this.asking = null;
+    });
     sessionStorage.setItem(KEY, await this.asking);
   }
 }

@@ -20,13 +20,21 @@ export class App extends EventTarget {
     for (const name of names.split(" ")) this.addEventListener(name, (event) => listener(event.detail));
   }
 
-  emit(name, detail = null) { this.dispatchEvent(new CustomEvent(name, { detail })); }
+  emit(name, detail = null) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
 
-  get stream() { return this.streams.get(this.conversation.id) ?? null; }
+  get stream() {
+    return this.streams.get(this.conversation.id) ?? null;
+  }
 
-  say(text) { this.emit("said", text); }
+  say(text) {
+    this.emit("said", text);
+  }
 
-  fresh() { this.#show(Conversation.empty(latestSettings())); }
+  fresh() {
+    this.#show(Conversation.empty(latestSettings()));
+  }
 
   async open(id, messageId = null) {
     const running = this.streams.get(id)?.conversation;

@@ -5,13 +5,36 @@ import { button, h } from "./dom.js";
 export function callsOf(app, node) {
   if (!node.toolCalls?.length) return [];
   const answered = app.conversation.children(node.id).length > 0;
-  const fields = node.toolCalls.map((call, i) => h("textarea", { rows: 2, id: `call-${node.id}-${i}`, placeholder: "What the tool gives back" }));
-  return [h("div", { class: "calls" },
-    node.toolCalls.map((call, i) => h("div", { class: "call" },
-      h("p", {}, "Calls ", h("code", {}, call.function.name)),
-      h("pre", { tabindex: "0", role: "group", "aria-label": "Arguments" }, pretty(call.function.arguments)),
-      !answered && h("label", { for: fields[i].id }, "Result"), !answered && fields[i])),
-    !answered && button("Give the results", () => answerCalls(app, node, fields.map((field) => field.value)), { class: "primary" }))];
+  const fields = node.toolCalls.map((call, i) =>
+    h("textarea", { rows: 2, id: `call-${node.id}-${i}`, placeholder: "What the tool gives back" }),
+  );
+  return [
+    h(
+      "div",
+      { class: "calls" },
+      node.toolCalls.map((call, i) =>
+        h(
+          "div",
+          { class: "call" },
+          h("p", {}, "Calls ", h("code", {}, call.function.name)),
+          h("pre", { tabindex: "0", role: "group", "aria-label": "Arguments" }, pretty(call.function.arguments)),
+          !answered && h("label", { for: fields[i].id }, "Result"),
+          !answered && fields[i],
+        ),
+      ),
+      !answered &&
+        button(
+          "Give the results",
+          () =>
+            answerCalls(
+              app,
+              node,
+              fields.map((field) => field.value),
+            ),
+          { class: "primary" },
+        ),
+    ),
+  ];
 }
 
 function pretty(text) {

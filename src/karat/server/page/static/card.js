@@ -8,7 +8,8 @@ export function showCard(token, entry) {
   const others = entry.alternatives.filter((other) => other.token !== entry.token).slice(0, 3);
   card.replaceChildren(
     h("p", {}, h("b", {}, shown(entry.text)), ` ${percent(entry.probability)} · rank ${number(entry.rank)}`),
-    ...others.map((other) => h("p", { class: "other" }, shown(other.text), ` ${percent(other.probability)}`)));
+    ...others.map((other) => h("p", { class: "other" }, shown(other.text), ` ${percent(other.probability)}`)),
+  );
   card.hidden = false;
   const at = token.getClientRects()[0];
   const { width, height } = card.getBoundingClientRect();
@@ -18,6 +19,8 @@ export function showCard(token, entry) {
   card.style.setProperty("top", `${top}px`);
 }
 
-export function hideCard() { card.hidden = true; }
+export function hideCard() {
+  card.hidden = true;
+}
 
 addEventListener("scroll", hideCard, { capture: true, passive: true });

@@ -11,9 +11,12 @@ export function makeChart(name, value, { unit, most = null, whole = false }) {
   const latest = h("span", { class: "latest" }, "–");
   const line = svg("path", { class: "line" });
   const area = svg("path", { class: "area" });
-  const element = h("figure", { class: "chart" },
+  const element = h(
+    "figure",
+    { class: "chart" },
     h("figcaption", {}, h("span", {}, name), latest),
-    svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" }, area, line));
+    svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" }, area, line),
+  );
 
   function add(now, was, seconds) {
     const next = value(now, was, seconds);

@@ -4,10 +4,31 @@ import { h, icon } from "./dom.js";
 
 export function makeComposer(app, open) {
   const place = document.getElementById("composer");
-  const field = h("textarea", { id: "message", rows: 1, placeholder: "Ask anything", "aria-label": "Message", on: { input: fit, keydown: onKey } });
+  const field = h("textarea", {
+    id: "message",
+    rows: 1,
+    placeholder: "Ask anything",
+    "aria-label": "Message",
+    on: { input: fit, keydown: onKey },
+  });
   const act = h("button", { type: "submit", class: "send" });
   const settings = h("button", { type: "button", class: "summary", on: { click: () => open.panel("settings") } });
-  place.append(h("form", { on: { submit: (event) => { event.preventDefault(); if (app.stream) app.stream.stop(); else go(); } } }, field, h("div", { class: "under" }, settings, act)));
+  place.append(
+    h(
+      "form",
+      {
+        on: {
+          submit: (event) => {
+            event.preventDefault();
+            if (app.stream) app.stream.stop();
+            else go();
+          },
+        },
+      },
+      field,
+      h("div", { class: "under" }, settings, act),
+    ),
+  );
 
   function fit() {
     field.style.setProperty("height", "auto");
@@ -53,7 +74,11 @@ export function makeComposer(app, open) {
 
   app.on("busy", render);
   app.on("settings", summarise);
-  app.on("suggested", (text) => { field.value = text; fit(); field.focus(); });
+  app.on("suggested", (text) => {
+    field.value = text;
+    fit();
+    field.focus();
+  });
   app.on("compose", () => field.focus());
   render();
   summarise();

@@ -20,7 +20,9 @@ function fill(element, props, children) {
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -30,7 +32,18 @@ export function button(label, act, props = {}) {
 
 /** A button that shows a sign; `label` is its name for all who do not see it. */
 export function iconButton(name, label, act, props = {}) {
-  return h("button", { type: "button", title: label, "aria-label": label, ...props, class: `icon ${props.class ?? ""}`, on: { click: act } }, icon(name));
+  return h(
+    "button",
+    {
+      type: "button",
+      title: label,
+      "aria-label": label,
+      ...props,
+      class: `icon ${props.class ?? ""}`,
+      on: { click: act },
+    },
+    icon(name),
+  );
 }
 
 const PATHS = {

@@ -1,12 +1,23 @@
-// The inline part of Markdown: emphasis, code, links. Links lead to web and mail addresses alone; pictures become links.
+// The inline part of Markdown: emphasis, code, links. Links lead to web and mail addresses alone. Pictures become
+// links.
 import { h } from "./dom.js";
 
 const MAX_DEPTH = 6;
 const SPECIAL = /[`*_~[\]!\\<]|https?:\/\//g;
 const ADDRESS = /^https?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*_]/;
-const LINK = /^!?\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+["'(][^"')]*["')])?\s*\)/;
+const LABEL = /\[((?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]/;
+const TARGET = /\(\s*<?([^\s<>()]*(?:\([^\s<>()]*\)[^\s<>()]*)*)>?(?:\s+["'(][^"')]*["')])?\s*\)/;
+const LINK = new RegExp(`^!?${LABEL.source}${TARGET.source}`);
 const SAFE = /^(?:https?:\/\/|mailto:)/i;
-const TAGS = { "***": ["strong", "em"], "___": ["strong", "em"], "**": ["strong"], "__": ["strong"], "*": ["em"], "_": ["em"], "~~": ["s"] };
+const TAGS = {
+  "***": ["strong", "em"],
+  ___: ["strong", "em"],
+  "**": ["strong"],
+  __: ["strong"],
+  "*": ["em"],
+  _: ["em"],
+  "~~": ["s"],
+};
 
 /** Nodes of a text. */
 export function inline(text, depth = 0) {
@@ -14,7 +25,10 @@ export function inline(text, depth = 0) {
   const none = new Set(); // delimiters that have no end in the rest
   let plain = "";
   let at = 0;
-  const flush = () => { if (plain) nodes.push(...broken(plain)); plain = ""; };
+  const flush = () => {
+    if (plain) nodes.push(...broken(plain));
+    plain = "";
+  };
   while (at < text.length) {
     SPECIAL.lastIndex = at;
     const found = SPECIAL.exec(text);
@@ -23,7 +37,10 @@ export function inline(text, depth = 0) {
     at = found.index;
     const piece = depth < MAX_DEPTH ? pieceAt(text, at, depth, none) : null;
     if (piece) {
-      if (piece.text === undefined) { flush(); nodes.push(piece.node); } else plain += piece.text;
+      if (piece.text === undefined) {
+        flush();
+        nodes.push(piece.node);
+      } else plain += piece.text;
       at = piece.end;
     } else {
       plain += found[0];
@@ -42,11 +59,18 @@ function pieceAt(text, at, depth, none) {
   if (sign === "h") return address(text, at);
   if (sign === "<") {
     const inner = ADDRESS.exec(text.slice(at + 1, at + 2000));
-    return inner && text[at + 1 + inner[0].length] === ">" ? { node: link(inner[0], [inner[0]]), end: at + inner[0].length + 2 } : null;
+    return inner && text[at + 1 + inner[0].length] === ">"
+      ? { node: link(inner[0], [inner[0]]), end: at + inner[0].length + 2 }
+      : null;
   }
   if (sign === "[" || (sign === "!" && text[at + 1] === "[")) {
     const found = LINK.exec(text.slice(at, at + 4000));
-    return found ? { node: SAFE.test(found[2]) ? link(found[2], inline(found[1], depth + 1)) : h("span", {}, found[0]), end: at + found[0].length } : null;
+    return found
+      ? {
+          node: SAFE.test(found[2]) ? link(found[2], inline(found[1], depth + 1)) : h("span", {}, found[0]),
+          end: at + found[0].length,
+        }
+      : null;
   }
   return emphasis(text, at, depth, none);
 }
@@ -54,7 +78,10 @@ function pieceAt(text, at, depth, none) {
 function code(text, at, none) {
   const [ticks] = /^`+/.exec(text.slice(at));
   const end = none.has(ticks) ? -1 : text.indexOf(ticks, at + ticks.length);
-  if (end < 0) { none.add(ticks); return { text: ticks, end: at + ticks.length }; }
+  if (end < 0) {
+    none.add(ticks);
+    return { text: ticks, end: at + ticks.length };
+  }
   const inner = text.slice(at + ticks.length, end);
   return { node: h("code", {}, /^ .*[^ ].* $/s.test(inner) ? inner.slice(1, -1) : inner), end: end + ticks.length };
 }
@@ -67,7 +94,13 @@ function emphasis(text, at, depth, none) {
   if (open[0] === "_" && /\w/.test(text[at - 1] ?? "")) return skipped;
   for (let end = text.indexOf(open, at + open.length + 1); end >= 0; end = text.indexOf(open, end + 1)) {
     const after = text[end + open.length] ?? " ";
-    if (/\s/.test(text[end - 1]) || after === open[0] || text[end - 1] === open[0] || (open[0] === "_" && /\w/.test(after))) continue;
+    if (
+      /\s/.test(text[end - 1]) ||
+      after === open[0] ||
+      text[end - 1] === open[0] ||
+      (open[0] === "_" && /\w/.test(after))
+    )
+      continue;
     const inner = inline(text.slice(at + open.length, end), depth + 1);
     return { node: TAGS[open].reduceRight((nodes, tag) => [h(tag, {}, nodes)], inner)[0], end: end + open.length };
   }

@@ -11,12 +11,27 @@ export function makeLive(app) {
     makeChart("Waiting", (now) => now.karat_sequences_waiting, { unit: "", whole: true }),
     makeChart("Tokens a second", (now, was, seconds) => (tokensOf(now) - tokensOf(was)) / seconds, { unit: "" }),
     makeChart("Time of a step", (now, was, seconds) => stepOf(now, was, seconds), { unit: " ms" }),
-    makeChart("Cache in use", (now) => (100 * now.karat_kv_blocks_used) / now.karat_kv_blocks, { unit: " %", most: 100 }),
+    makeChart("Cache in use", (now) => (100 * now.karat_kv_blocks_used) / now.karat_kv_blocks, {
+      unit: " %",
+      most: 100,
+    }),
     makeChart("Found in the cache", (now, was) => hitsOf(now, was), { unit: " %", most: 100 }),
   ];
   const totals = h("dl", { class: "facts-list" });
   const trouble = h("p", { class: "bad", hidden: true });
-  const element = h("div", {}, trouble, h("div", { class: "charts" }, charts.map((chart) => chart.element)), h("h3", {}, "Since the start"), totals, h("p", { class: "note" }, "From /metrics, once a second."));
+  const element = h(
+    "div",
+    {},
+    trouble,
+    h(
+      "div",
+      { class: "charts" },
+      charts.map((chart) => chart.element),
+    ),
+    h("h3", {}, "Since the start"),
+    totals,
+    h("p", { class: "note" }, "From /metrics, once a second."),
+  );
   let timer = null;
   let was = null;
 
@@ -39,20 +54,39 @@ export function makeLive(app) {
 
   function showTotals(now) {
     const rows = [
-      ["Requests", now.karat_requests_total], ["Tokens of prompts", now.karat_prompt_tokens_total], ["of these from the cache", now.karat_prompt_tokens_cached_total],
-      ["Tokens of answers", now.karat_generation_tokens_total], ["Steps", now.karat_steps], ["Preemptions", now.karat_preemptions]];
-    totals.replaceChildren(...rows.filter(([, value]) => value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value)))));
+      ["Requests", now.karat_requests_total],
+      ["Tokens of prompts", now.karat_prompt_tokens_total],
+      ["of these from the cache", now.karat_prompt_tokens_cached_total],
+      ["Tokens of answers", now.karat_generation_tokens_total],
+      ["Steps", now.karat_steps],
+      ["Preemptions", now.karat_preemptions],
+    ];
+    totals.replaceChildren(
+      ...rows
+        .filter(([, value]) => value !== undefined)
+        .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value)))),
+    );
   }
 
   let isOpen = false;
   return {
     element,
-    open() { isOpen = true; if (timer === null) look(); },
-    close() { isOpen = false; clearTimeout(timer); timer = null; was = null; },
+    open() {
+      isOpen = true;
+      if (timer === null) look();
+    },
+    close() {
+      isOpen = false;
+      clearTimeout(timer);
+      timer = null;
+      was = null;
+    },
   };
 }
 
-const tokensOf = (now) => now.karat_tokens_generated ?? (now.karat_inter_token_latency_seconds_count ?? 0) + (now.karat_time_to_first_token_seconds_count ?? 0);
+const tokensOf = (now) =>
+  now.karat_tokens_generated ??
+  (now.karat_inter_token_latency_seconds_count ?? 0) + (now.karat_time_to_first_token_seconds_count ?? 0);
 
 function stepOf(now, was, seconds) {
   const steps = now.karat_steps - was.karat_steps;

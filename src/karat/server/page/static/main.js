@@ -22,7 +22,10 @@ async function begin() {
   const abilities = await untilReady(() => readAbilities(api));
   let notices = null;
   let problem = null;
-  const store = new Store((text) => { problem = text; notices?.storage(text); });
+  const store = new Store((text) => {
+    problem = text;
+    notices?.storage(text);
+  });
   await store.open();
   const app = new App(api, store, abilities);
   notices = makeNotices(app);
@@ -34,7 +37,9 @@ async function begin() {
   makeBar(app, open);
   const composer = makeComposer(app, open);
   listenToKeys(app, { thread, panel, side, composer });
-  addEventListener("beforeunload", (event) => { if ((store.fails && store.unsaved.size) || app.streams.size) event.preventDefault(); });
+  addEventListener("beforeunload", (event) => {
+    if ((store.fails && store.unsaved.size) || app.streams.size) event.preventDefault();
+  });
   composer.field.focus();
 }
 
@@ -46,7 +51,15 @@ async function untilReady(read) {
       thread.replaceChildren();
       return found;
     } catch (error) {
-      thread.replaceChildren(h("div", { class: "welcome" }, h("h1", {}, error.status === 503 ? "The model is being loaded" : "This did not work"), h("p", { role: "status" }, error.message), error.status !== 503 && button("Try again", () => location.reload(), { class: "primary" })));
+      thread.replaceChildren(
+        h(
+          "div",
+          { class: "welcome" },
+          h("h1", {}, error.status === 503 ? "The model is being loaded" : "This did not work"),
+          h("p", { role: "status" }, error.message),
+          error.status !== 503 && button("Try again", () => location.reload(), { class: "primary" }),
+        ),
+      );
       if (error.status !== 503) throw error;
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }

@@ -17,7 +17,10 @@ export function parse(text, depth = 0) {
   const blocks = [];
   let at = 0;
   while (at < lines.length) {
-    if (!lines[at].trim()) { at += 1; continue; }
+    if (!lines[at].trim()) {
+      at += 1;
+      continue;
+    }
     const [block, next] = blockAt(lines, at, depth);
     blocks.push({ ...block, source: lines.slice(at, next).join("\n") });
     at = next;
@@ -34,13 +37,18 @@ function blockAt(lines, at, depth) {
   if (RULE.test(line)) return [{ kind: "rule" }, at + 1];
   if (depth < MAX_DEPTH && QUOTE.test(line)) return quoted(lines, at, depth);
   if (depth < MAX_DEPTH && ITEM.test(line)) return listed(lines, at, depth);
-  if (line.includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && DASHES.test(lines[at + 1])) return table(lines, at);
+  if (line.includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && DASHES.test(lines[at + 1]))
+    return table(lines, at);
   let end = at + 1;
   while (end < lines.length && lines[end].trim() && !begins(lines[end], depth)) end += 1;
   return [{ kind: "paragraph", text: lines.slice(at, end).join("\n") }, end];
 }
 
-const begins = (line, depth) => FENCE.test(line) || HEADING.test(line) || RULE.test(line) || (depth < MAX_DEPTH && (QUOTE.test(line) || ITEM.test(line)));
+const begins = (line, depth) =>
+  FENCE.test(line) ||
+  HEADING.test(line) ||
+  RULE.test(line) ||
+  (depth < MAX_DEPTH && (QUOTE.test(line) || ITEM.test(line)));
 
 function fenced(lines, at, [, fence, language]) {
   let end = at + 1;
@@ -52,7 +60,10 @@ function fenced(lines, at, [, fence, language]) {
 function quoted(lines, at, depth) {
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
-  const inner = lines.slice(at, end).map((line) => line.replace(QUOTE, "")).join("\n");
+  const inner = lines
+    .slice(at, end)
+    .map((line) => line.replace(QUOTE, ""))
+    .join("\n");
   return [{ kind: "quote", blocks: parse(inner, depth + 1) }, end];
 }
 
@@ -91,34 +102,85 @@ function table(lines, at) {
   return [{ kind: "table", head: rows[0], rows: rows.slice(1) }, end];
 }
 
-const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+const cells = (line) =>
+  line
+    .trim()
+    .replace(/^\||\|$/g, "")
+    .split("|")
+    .map((cell) => cell.trim());
 
 function block(of) {
   switch (of.kind) {
-    case "heading": return h(`h${Math.min(of.level + 2, 6)}`, {}, inline(of.text));
-    case "rule": return h("hr");
-    case "code": return code(of);
-    case "quote": return h("blockquote", {}, of.blocks.map(block));
-    case "list": return list(of);
+    case "heading":
+      return h(`h${Math.min(of.level + 2, 6)}`, {}, inline(of.text));
+    case "rule":
+      return h("hr");
+    case "code":
+      return code(of);
+    case "quote":
+      return h("blockquote", {}, of.blocks.map(block));
+    case "list":
+      return list(of);
     case "table":
-      return h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" }, h("table", {},
-        h("thead", {}, h("tr", {}, of.head.map((cell) => h("th", { scope: "col" }, inline(cell))))),
-        h("tbody", {}, of.rows.map((row) => h("tr", {}, of.head.map((_, i) => h("td", {}, inline(row[i] ?? ""))))))));
-    default: return h("p", {}, inline(of.text));
+      return h(
+        "div",
+        { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" },
+        h(
+          "table",
+          {},
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              of.head.map((cell) => h("th", { scope: "col" }, inline(cell))),
+            ),
+          ),
+          h(
+            "tbody",
+            {},
+            of.rows.map((row) =>
+              h(
+                "tr",
+                {},
+                of.head.map((_, i) => h("td", {}, inline(row[i] ?? ""))),
+              ),
+            ),
+          ),
+        ),
+      );
+    default:
+      return h("p", {}, inline(of.text));
   }
 }
 
 function list({ start, items }) {
-  const entry = (blocks) => h("li", {}, blocks.length === 1 && blocks[0].kind === "paragraph" ? inline(blocks[0].text) : blocks.map(tight));
-  return start === null ? h("ul", {}, items.map(entry)) : h("ol", { start: start === 1 ? null : start }, items.map(entry));
+  const entry = (blocks) =>
+    h("li", {}, blocks.length === 1 && blocks[0].kind === "paragraph" ? inline(blocks[0].text) : blocks.map(tight));
+  return start === null
+    ? h("ul", {}, items.map(entry))
+    : h("ol", { start: start === 1 ? null : start }, items.map(entry));
 }
 
 const tight = (of) => (of.kind === "paragraph" ? h("p", { class: "tight" }, inline(of.text)) : block(of));
 
 function code({ language, text }) {
-  return h("figure", { class: "code" },
-    h("figcaption", {}, h("span", {}, language || "text"), copyButton(() => text, "Copy code")),
-    h("pre", { tabindex: "0", role: "group", "aria-label": language ? `Code in ${language}` : "Code" }, h("code", {}, text)));
+  return h(
+    "figure",
+    { class: "code" },
+    h(
+      "figcaption",
+      {},
+      h("span", {}, language || "text"),
+      copyButton(() => text, "Copy code"),
+    ),
+    h(
+      "pre",
+      { tabindex: "0", role: "group", "aria-label": language ? `Code in ${language}` : "Code" },
+      h("code", {}, text),
+    ),
+  );
 }
 
 /** Show `text` in `element`. Blocks that have not changed since the last call keep their nodes. */
@@ -126,7 +188,8 @@ export function renderInto(element, text) {
   const blocks = parse(text);
   const old = element.blocks ?? [];
   let same = 0;
-  while (same < blocks.length && same < old.length && blocks[same].source === old[same] && element.children[same]) same += 1;
+  while (same < blocks.length && same < old.length && blocks[same].source === old[same] && element.children[same])
+    same += 1;
   while (element.children.length > same) element.lastElementChild.remove();
   element.append(...blocks.slice(same).map(block));
   element.blocks = blocks.map((of) => of.source);

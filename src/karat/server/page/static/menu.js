@@ -2,8 +2,24 @@
 import { button, h, iconButton } from "./dom.js";
 
 export function menuButton(sign, label, entries) {
-  const list = h("div", { class: "list", role: "menu", "aria-label": label, hidden: true }, entries.map(([name, act]) => button(name, () => { close(); act(); }, { role: "menuitem" })));
-  const opener = iconButton(sign, label, () => (list.hidden ? open() : close()), { "aria-haspopup": "menu", "aria-expanded": "false" });
+  const list = h(
+    "div",
+    { class: "list", role: "menu", "aria-label": label, hidden: true },
+    entries.map(([name, act]) =>
+      button(
+        name,
+        () => {
+          close();
+          act();
+        },
+        { role: "menuitem" },
+      ),
+    ),
+  );
+  const opener = iconButton(sign, label, () => (list.hidden ? open() : close()), {
+    "aria-haspopup": "menu",
+    "aria-expanded": "false",
+  });
   const element = h("div", { class: "menu" }, opener, list);
 
   function open() {
@@ -21,9 +37,20 @@ export function menuButton(sign, label, entries) {
   element.addEventListener("keydown", (event) => {
     const at = [...list.children].indexOf(document.activeElement);
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (event.key === "Escape" && !list.hidden) { event.stopPropagation(); close(); }
-    if (step && at >= 0) { event.preventDefault(); list.children[(at + step + list.children.length) % list.children.length].focus(); }
+    if (event.key === "Escape" && !list.hidden) {
+      event.stopPropagation();
+      close();
+    }
+    if (step && at >= 0) {
+      event.preventDefault();
+      list.children[(at + step + list.children.length) % list.children.length].focus();
+    }
   });
-  element.addEventListener("focusout", (event) => { if (!element.contains(event.relatedTarget)) { list.hidden = true; opener.setAttribute("aria-expanded", "false"); } });
+  element.addEventListener("focusout", (event) => {
+    if (!element.contains(event.relatedTarget)) {
+      list.hidden = true;
+      opener.setAttribute("aria-expanded", "false");
+    }
+  });
   return element;
 }

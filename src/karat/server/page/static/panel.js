@@ -13,19 +13,50 @@ export function makePanel(app) {
     abilities.receipt && ["proof", "Proof", makeProof(app)],
     ["live", "Live", makeLive(app)],
     ["settings", "Settings", makeSettingsPanel(app)],
-  ].filter(Boolean).map(([name, label, view]) => {
-    const tab = h("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `tabpanel-${name}`, on: { click: () => open(name) } }, label);
-    const body = h("div", { role: "tabpanel", id: `tabpanel-${name}`, "aria-labelledby": tab.id, tabindex: "0", class: `body ${name}`, hidden: true }, view.element);
-    return { name, tab, body, view };
-  });
+  ]
+    .filter(Boolean)
+    .map(([name, label, view]) => {
+      const tab = h(
+        "button",
+        {
+          type: "button",
+          role: "tab",
+          id: `tab-${name}`,
+          "aria-controls": `tabpanel-${name}`,
+          on: { click: () => open(name) },
+        },
+        label,
+      );
+      const body = h(
+        "div",
+        {
+          role: "tabpanel",
+          id: `tabpanel-${name}`,
+          "aria-labelledby": tab.id,
+          tabindex: "0",
+          class: `body ${name}`,
+          hidden: true,
+        },
+        view.element,
+      );
+      return { name, tab, body, view };
+    });
   let openName = null;
   let cameFrom = null;
 
   panel.append(
-    h("div", { class: "tabs" },
-      h("div", { role: "tablist", "aria-label": "Details", on: { keydown: arrows } }, tabs.map(({ tab }) => tab)),
-      iconButton("close", "Close the panel", close)),
-    ...tabs.map(({ body }) => body));
+    h(
+      "div",
+      { class: "tabs" },
+      h(
+        "div",
+        { role: "tablist", "aria-label": "Details", on: { keydown: arrows } },
+        tabs.map(({ tab }) => tab),
+      ),
+      iconButton("close", "Close the panel", close),
+    ),
+    ...tabs.map(({ body }) => body),
+  );
 
   function open(name, focus = false) {
     if (!tabs.some((tab) => tab.name === name)) return;
@@ -40,7 +71,8 @@ export function makePanel(app) {
       if (other === name) view.open?.();
       else view.close?.();
     }
-    if (focus) (tabs.find((tab) => tab.name === name).view.first?.() ?? tabs.find((tab) => tab.name === name).tab).focus();
+    if (focus)
+      (tabs.find((tab) => tab.name === name).view.first?.() ?? tabs.find((tab) => tab.name === name).tab).focus();
     app.emit("panel-changed", name);
   }
 

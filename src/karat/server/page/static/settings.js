@@ -16,12 +16,25 @@ export const FIELDS = [
 export const FORMS = [
   ["text", "Free text", ""],
   ["json_object", "Any JSON object", ""],
-  ["json_schema", "JSON of a schema", '{\n  "type": "object",\n  "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},\n  "required": ["name", "age"],\n  "additionalProperties": false\n}'],
+  [
+    "json_schema",
+    "JSON of a schema",
+    '{\n  "type": "object",\n  "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},\n' +
+      '  "required": ["name", "age"],\n  "additionalProperties": false\n}',
+  ],
   ["regex", "Regular expression", "(yes|no), because [a-z ]{3,60}\\."],
   ["choice", "One of these lines", "yes\nno"],
 ];
 
-export const emptySettings = () => ({ system: "", sampling: {}, stop: "", n: 1, form: "text", formText: "", tools: "" });
+export const emptySettings = () => ({
+  system: "",
+  sampling: {},
+  stop: "",
+  n: 1,
+  form: "text",
+  formText: "",
+  tools: "",
+});
 
 /** The part of a request that settings make. An error names the editor at fault. */
 export function requestOf(settings, abilities) {
@@ -35,7 +48,13 @@ export function requestOf(settings, abilities) {
 
 function formOf({ form, formText }) {
   if (form === "json_object") return { response_format: { type: "json_object" } };
-  if (form === "json_schema") return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: jsonOf(formText, "The JSON schema") } } };
+  if (form === "json_schema")
+    return {
+      response_format: {
+        type: "json_schema",
+        json_schema: { name: "answer", schema: jsonOf(formText, "The JSON schema") },
+      },
+    };
   if (form === "choice") return { structured_outputs: { choice: formText.split("\n").filter(Boolean) } };
   return { structured_outputs: { [form]: formText } };
 }
@@ -44,7 +63,8 @@ function formOf({ form, formText }) {
 export function toolsOf(text) {
   const tools = jsonOf(text, "The list of tools");
   if (!Array.isArray(tools)) throw new Error("The list of tools is no JSON list: write [ … ]");
-  if (!tools.every((tool) => tool !== null && typeof tool === "object")) throw new Error("The list of tools has what is no object: write [{ … }]");
+  if (!tools.every((tool) => tool !== null && typeof tool === "object"))
+    throw new Error("The list of tools has what is no object: write [{ … }]");
   return tools.map((tool) => (tool.function ? tool : { type: "function", function: tool }));
 }
 
@@ -62,8 +82,13 @@ const LATEST = "karat.settings";
 export const preferences = { theme: "auto", keys: true, why: true, receipts: true, ...read(PREFERENCES) };
 export const latestSettings = () => ({ ...emptySettings(), ...read(LATEST) });
 
-export function keepPreferences() { write(PREFERENCES, preferences); applyTheme(); }
-export function keepSettings(settings) { write(LATEST, settings); }
+export function keepPreferences() {
+  write(PREFERENCES, preferences);
+  applyTheme();
+}
+export function keepSettings(settings) {
+  write(LATEST, settings);
+}
 
 export function applyTheme() {
   if (preferences.theme === "auto") document.documentElement.removeAttribute("data-theme");

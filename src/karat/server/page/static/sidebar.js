@@ -10,17 +10,66 @@ export function makeSidebar(app) {
   const side = document.getElementById("side");
   const list = h("ul", { class: "conversations" });
   const found = h("p", { class: "note", role: "status" });
-  const search = h("input", { type: "search", id: "search", placeholder: "Search", "aria-label": "Search conversations", on: { input: later } });
-  const file = h("input", { type: "file", accept: ".json,application/json", hidden: true, on: { change: () => { if (file.files[0]) importFile(app, file.files[0]); file.value = ""; } } });
+  const search = h("input", {
+    type: "search",
+    id: "search",
+    placeholder: "Search",
+    "aria-label": "Search conversations",
+    on: { input: later },
+  });
+  const file = h("input", {
+    type: "file",
+    accept: ".json,application/json",
+    hidden: true,
+    on: {
+      change: () => {
+        if (file.files[0]) importFile(app, file.files[0]);
+        file.value = "";
+      },
+    },
+  });
   let timer = null;
 
   side.append(
-    h("div", { class: "brand" }, h("span", { class: "gem", "aria-hidden": "true" }), h("span", { class: "name" }, "Karat"), iconButton("close", "Close the list", close, { class: "only-narrow" })),
-    h("button", { type: "button", class: "new", on: { click: () => { app.fresh(); close(); app.emit("compose"); } } }, icon("plus"), "New conversation"),
-    h("div", { class: "search" }, icon("search"), search), found, list,
-    h("div", { class: "row foot" },
-      h("button", { type: "button", class: "quiet", on: { click: () => exportAll(app) } }, icon("download"), "Export all"),
-      h("button", { type: "button", class: "quiet", on: { click: () => file.click() } }, icon("upload"), "Import"), file));
+    h(
+      "div",
+      { class: "brand" },
+      h("span", { class: "gem", "aria-hidden": "true" }),
+      h("span", { class: "name" }, "Karat"),
+      iconButton("close", "Close the list", close, { class: "only-narrow" }),
+    ),
+    h(
+      "button",
+      {
+        type: "button",
+        class: "new",
+        on: {
+          click: () => {
+            app.fresh();
+            close();
+            app.emit("compose");
+          },
+        },
+      },
+      icon("plus"),
+      "New conversation",
+    ),
+    h("div", { class: "search" }, icon("search"), search),
+    found,
+    list,
+    h(
+      "div",
+      { class: "row foot" },
+      h(
+        "button",
+        { type: "button", class: "quiet", on: { click: () => exportAll(app) } },
+        icon("download"),
+        "Export all",
+      ),
+      h("button", { type: "button", class: "quiet", on: { click: () => file.click() } }, icon("upload"), "Import"),
+      file,
+    ),
+  );
 
   function later() {
     clearTimeout(timer);
@@ -41,14 +90,31 @@ export function makeSidebar(app) {
     const titled = all.filter((record) => record.title.toLowerCase().includes(words.toLowerCase()));
     const hits = messages.filter((node) => records.has(node.conversation));
     const seen = new Set(hits.map((node) => node.conversation));
-    list.replaceChildren(...titled.filter(({ id }) => !seen.has(id)).map((record) => entry(record)), ...hits.map((node) => entry(records.get(node.conversation), node, words)));
+    list.replaceChildren(
+      ...titled.filter(({ id }) => !seen.has(id)).map((record) => entry(record)),
+      ...hits.map((node) => entry(records.get(node.conversation), node, words)),
+    );
     found.textContent = list.children.length ? `${list.children.length} found` : "Nothing found";
   }
 
   function entry(record, node = null, words = "") {
-    const open = button([h("span", { class: "title" }, record.title || "Untitled"), node && h("span", { class: "snippet" }, ...snippet(node.content, words))],
-      () => { app.open(record.id, node?.id); close(); }, { class: "open", "aria-current": record.id === app.conversation.id ? "true" : null });
-    return h("li", {}, open, iconButton("trash", `Delete “${record.title || "Untitled"}”`, () => remove(record), { class: "delete" }));
+    const open = button(
+      [
+        h("span", { class: "title" }, record.title || "Untitled"),
+        node && h("span", { class: "snippet" }, ...snippet(node.content, words)),
+      ],
+      () => {
+        app.open(record.id, node?.id);
+        close();
+      },
+      { class: "open", "aria-current": record.id === app.conversation.id ? "true" : null },
+    );
+    return h(
+      "li",
+      {},
+      open,
+      iconButton("trash", `Delete “${record.title || "Untitled"}”`, () => remove(record), { class: "delete" }),
+    );
   }
 
   async function remove(record) {
@@ -65,7 +131,9 @@ export function makeSidebar(app) {
     search.focus();
   }
 
-  function close() { document.body.classList.remove("with-side"); }
+  function close() {
+    document.body.classList.remove("with-side");
+  }
 
   app.on("list shown", later);
   render();
@@ -75,5 +143,9 @@ export function makeSidebar(app) {
 function snippet(text, words) {
   const at = Math.max(0, text.toLowerCase().indexOf(words.toLowerCase()));
   const from = Math.max(0, at - BEFORE);
-  return [`${from ? "…" : ""}${text.slice(from, at)}`, h("mark", {}, text.slice(at, at + words.length)), text.slice(at + words.length, at + words.length + 60)];
+  return [
+    `${from ? "…" : ""}${text.slice(from, at)}`,
+    h("mark", {}, text.slice(at, at + words.length)),
+    text.slice(at + words.length, at + words.length + 60),
+  ];
 }

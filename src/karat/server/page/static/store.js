@@ -56,7 +56,8 @@ export class Store {
 
   async remove(conversation) {
     const nodes = await this.nodes(conversation);
-    for (const id of [conversation, ...nodes.map((node) => node.id)]) for (const store of STORES) this.unsaved.delete(`${store}/${id}`);
+    for (const id of [conversation, ...nodes.map((node) => node.id)])
+      for (const store of STORES) this.unsaved.delete(`${store}/${id}`);
     if (!this.db) return;
     const writing = this.db.transaction(STORES, "readwrite");
     writing.objectStore("conversations").delete(conversation);
@@ -73,10 +74,15 @@ export class Store {
     const wanted = words.toLowerCase();
     const kept = this.db ? await result(this.#at("nodes").getAll()) : [];
     const fits = (node) => (node.content ?? "").toLowerCase().includes(wanted);
-    return this.#over("nodes", kept).filter(fits).sort((a, b) => b.created - a.created).slice(0, limit);
+    return this.#over("nodes", kept)
+      .filter(fits)
+      .sort((a, b) => b.created - a.created)
+      .slice(0, limit);
   }
 
-  #at(store) { return this.db.transaction(store).objectStore(store); }
+  #at(store) {
+    return this.db.transaction(store).objectStore(store);
+  }
 
   #over(store, kept, belongs = () => true) {
     const all = new Map(kept.map((value) => [value.id, value]));
@@ -87,7 +93,11 @@ export class Store {
   #failed(error) {
     this.fails = true;
     const full = error?.name === "QuotaExceededError";
-    this.onProblem(full ? "The browser has no room left for this page." : `The browser does not keep conversations (${error?.message ?? error}).`);
+    this.onProblem(
+      full
+        ? "The browser has no room left for this page."
+        : `The browser does not keep conversations (${error?.message ?? error}).`,
+    );
   }
 }
 

@@ -14,8 +14,15 @@ export function makeThread(app) {
   let sticking = true;
 
   const earlier = button("Show earlier messages", () => more(), { class: "earlier" });
-  new IntersectionObserver(([entry]) => { if (entry.isIntersecting) more(); }, { root: scroll, rootMargin: "300px" }).observe(earlier);
-  scroll.addEventListener("scroll", () => { sticking = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR; });
+  new IntersectionObserver(
+    ([entry]) => {
+      if (entry.isIntersecting) more();
+    },
+    { root: scroll, rootMargin: "300px" },
+  ).observe(earlier);
+  scroll.addEventListener("scroll", () => {
+    sticking = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
+  });
 
   function more() {
     const height = scroll.scrollHeight;
@@ -34,7 +41,11 @@ export function makeThread(app) {
   function blockOf(node) {
     const group = app.conversation.group(node);
     if (group.length === 1) return viewOf(node);
-    return h("div", { class: "group", role: "group", "aria-label": `${group.length} answers side by side`, tabindex: "0" }, group.map(viewOf));
+    return h(
+      "div",
+      { class: "group", role: "group", "aria-label": `${group.length} answers side by side`, tabindex: "0" },
+      group.map(viewOf),
+    );
   }
 
   function render() {
@@ -49,9 +60,13 @@ export function makeThread(app) {
     for (const id of views.keys()) if (!views.get(id).element.isConnected) views.delete(id);
   }
 
-  function toEnd() { scroll.scrollTop = scroll.scrollHeight; }
+  function toEnd() {
+    scroll.scrollTop = scroll.scrollHeight;
+  }
 
-  new ResizeObserver(() => { if (sticking) toEnd(); }).observe(scroll);
+  new ResizeObserver(() => {
+    if (sticking) toEnd();
+  }).observe(scroll);
 
   app.on("shown", (messageId) => {
     if (shownId !== app.conversation.id) {
@@ -59,7 +74,11 @@ export function makeThread(app) {
       num = STEP;
       sticking = true;
     }
-    if (messageId) num = Math.max(num, app.conversation.path().length - app.conversation.path().findIndex(({ id }) => id === messageId) + 5);
+    if (messageId)
+      num = Math.max(
+        num,
+        app.conversation.path().length - app.conversation.path().findIndex(({ id }) => id === messageId) + 5,
+      );
     if (app.stream) sticking = true;
     render();
     if (messageId) views.get(messageId)?.element.scrollIntoView({ block: "center" });
@@ -69,18 +88,37 @@ export function makeThread(app) {
     for (const { id } of nodes) views.get(id)?.update();
     if (sticking) toEnd();
   });
-  app.on("unfolded busy", () => { for (const view of views.values()) view.update(); });
-  app.on("picked", () => { for (const view of views.values()) view.mark(); });
+  app.on("unfolded busy", () => {
+    for (const view of views.values()) view.update();
+  });
+  app.on("picked", () => {
+    for (const view of views.values()) view.mark();
+  });
   render();
-  return { lastView: (role) => [...views.values()].findLast((view) => view.node.role === role), viewOf: (node) => views.get(node.id) };
+  return {
+    lastView: (role) => [...views.values()].findLast((view) => view.node.role === role),
+    viewOf: (node) => views.get(node.id),
+  };
 }
 
 const TRIES = ["Tell me a story about a fox and a lantern.", "Why is the sky blue?", "Write a haiku about the sea."];
 
 function welcome(app) {
-  return h("div", { class: "welcome" },
+  return h(
+    "div",
+    { class: "welcome" },
     h("h1", {}, "What would you like to ask?"),
-    h("p", {}, "Point at a word of an answer to see why it was chosen. Take another word, and the answer goes on from there. Every answer can be computed again, to the last bit."),
-    h("div", { class: "tries" }, TRIES.map((text) => button(text, () => app.emit("suggested", text), { class: "try" }))),
-    h("p", { class: "note" }, `${app.abilities.model} · conversations stay in this browser`));
+    h(
+      "p",
+      {},
+      "Point at a word of an answer to see why it was chosen. Take another word, and the answer goes on from there. " +
+        "Every answer can be computed again, to the last bit.",
+    ),
+    h(
+      "div",
+      { class: "tries" },
+      TRIES.map((text) => button(text, () => app.emit("suggested", text), { class: "try" })),
+    ),
+    h("p", { class: "note" }, `${app.abilities.model} · conversations stay in this browser`),
+  );
 }

@@ -4,7 +4,11 @@ import { hideCard, showCard } from "./card.js";
 import { STEPS, stepOf } from "./surprise.js";
 
 export function makeTokens(app, node) {
-  const element = h("div", { class: "tokens", role: "group", "aria-label": "The tokens of the answer. Arrow keys go from one to the next." });
+  const element = h("div", {
+    class: "tokens",
+    role: "group",
+    "aria-label": "The tokens of the answer. Arrow keys go from one to the next.",
+  });
   const spans = [];
   let current = 0;
 
@@ -17,7 +21,15 @@ export function makeTokens(app, node) {
       spans.push(tokenOf(found[i], i === current));
       element.append(spans[i]);
     }
-    if (found.length === 0) element.replaceChildren(h("p", { class: "note" }, app.stream ? "…" : "Nothing was asked about the tokens of this answer. ", !app.stream && "Ask for another one with “Ask why for each token” turned on."));
+    if (found.length === 0)
+      element.replaceChildren(
+        h(
+          "p",
+          { class: "note" },
+          app.stream ? "…" : "Nothing was asked about the tokens of this answer. ",
+          !app.stream && "Ask for another one with “Ask why for each token” turned on.",
+        ),
+      );
   }
 
   function go(index, pick = true) {
@@ -45,15 +57,24 @@ export function makeTokens(app, node) {
     const index = indexOf(event.target);
     if (index < 0) return;
     if (index !== app.picked?.index) app.about(node, index);
-    if (spans[index].matches(":focus-visible") && document.getElementById("panel").hidden) showCard(spans[index], entries()[index]);
+    if (spans[index].matches(":focus-visible") && document.getElementById("panel").hidden)
+      showCard(spans[index], entries()[index]);
   });
   element.addEventListener("focusout", hideCard);
-  element.addEventListener("pointerover", (event) => { const index = indexOf(event.target); if (index >= 0 && event.pointerType === "mouse") showCard(spans[index], entries()[index]); });
+  element.addEventListener("pointerover", (event) => {
+    const index = indexOf(event.target);
+    if (index >= 0 && event.pointerType === "mouse") showCard(spans[index], entries()[index]);
+  });
   element.addEventListener("pointerleave", hideCard);
   element.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity }[event.key];
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity }[
+      event.key
+    ];
     if (step === undefined) {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); app.emit("panel", "why-focus"); }
+      if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        app.emit("panel", "why-focus");
+      }
       return;
     }
     event.preventDefault();
@@ -66,8 +87,19 @@ export function makeTokens(app, node) {
 function tokenOf(entry, first) {
   const step = stepOf(entry.probability);
   const forced = entry.kept?.grammar === 1;
-  const name = `${entry.text.trim() ? entry.text : shown(entry.text)}, ${percent(entry.probability)}, ${STEPS[step][1]}${entry.picked ? ", taken by you" : ""}`;
+  const text = entry.text.trim() ? entry.text : shown(entry.text);
+  const name = `${text}, ${percent(entry.probability)}, ${STEPS[step][1]}${entry.picked ? ", taken by you" : ""}`;
   const [, space, rest] = /^(\s*)([^]*)$/.exec(entry.text);
-  return h("span", { class: `token${forced ? " forced" : ""}${entry.picked ? " taken" : ""}`, role: "button", tabindex: first ? "0" : "-1", "aria-label": name },
-    space.includes("\n") && h("span", { class: "newline", "aria-hidden": "true" }, "↵"), rest && space, h("span", { class: `s${step}` }, rest || space));
+  return h(
+    "span",
+    {
+      class: `token${forced ? " forced" : ""}${entry.picked ? " taken" : ""}`,
+      role: "button",
+      tabindex: first ? "0" : "-1",
+      "aria-label": name,
+    },
+    space.includes("\n") && h("span", { class: "newline", "aria-hidden": "true" }, "↵"),
+    rest && space,
+    h("span", { class: `s${step}` }, rest || space),
+  );
 }
