@@ -5,6 +5,7 @@ from collections.abc import Callable
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.kv.blocks import BlockPool
+from karat.kv.sizes import GroupSize
 
 
 def make(
@@ -14,9 +15,11 @@ def make(
     max_num_batched_tokens: int = 16,
     max_prompt_logits: int = 8,
     share_prefixes: bool = False,
+    *windowed: GroupSize,
 ) -> Scheduler:
+    """Of one cache group with all tokens, and others that follow."""
     return Scheduler(
-        BlockPool(num_blocks, block_size),
+        BlockPool([GroupSize(num_blocks), *windowed], block_size),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_prompt_logits=max_prompt_logits,

@@ -14,6 +14,7 @@ from karat.engine.pace import UNBOUNDED, StepBudget
 from karat.engine.scheduler import Chunk, Scheduler
 from karat.engine.sequence import Sequence
 from karat.errors import CapacityError
+from karat.kv.sizes import GroupSize
 from tests.engine.schedules import compute, make, sequence, sizes
 
 
@@ -24,6 +25,7 @@ class Traffic:
     seed: int
     share_prefixes: bool
     with_priorities: bool = False  # and budgets of any size
+    with_windows: bool = False  # one or two further cache groups
     trace: list[object] = field(default_factory=list)
     num_found: int = 0
 
@@ -33,8 +35,9 @@ class Traffic:
         max_num_seqs = rng.randint(1, 6)
         budget = max_num_seqs + rng.choice([0, 1, 3, 20])
         max_logits = rng.choice([1, 4, 100])
-        scheduler = make(num_blocks, block_size, max_num_seqs, budget, max_logits, self.share_prefixes)
-        slots: dict[int, tuple[int, ...]] = {}  # what was written last: a token and all before it
+        windowed = [some_window(rng, block_size) for _ in range(rng.randint(1, 2) if self.with_windows else 0)]
+        scheduler = make(num_blocks, block_size, max_num_seqs, budget, max_logits, self.share_prefixes, *windowed)
+        slots: dict[Place, tuple[int, ...]] = {}  # what was written last: a token and all before it
         capacity = num_blocks * block_size
         live: dict[int, Sequence] = {}
         prompts_read: dict[int, list[int]] = {}
@@ -88,7 +91,7 @@ class Traffic:
                 assert prompts_read[seq_id] == list(wanted), "prompt logits were not read once each"
             steps += 1
             assert steps <= 50 + 20 * work, "no end in sight"
-        assert scheduler.blocks.num_free == num_blocks
+        assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
         assert scheduler.num_running == scheduler.num_waiting == 0
         self.num_found = scheduler.num_found_tokens
 
@@ -98,32 +101,47 @@ def some_budget(rng: random.Random) -> StepBudget:
     return StepBudget(rng.choice([0.0, 0.1]), decoding, decoding / 4, rng.choice([0.0, 4.0, 100.0]))
 
 
-def check_context(scheduler: Scheduler, chunk: Chunk, slots: dict[int, tuple[int, ...]]) -> None:
-    """Write the chunk's tokens where the pool says, and see that all before them is there, whoever wrote it."""
+def some_window(rng: random.Random, block_size: int) -> GroupSize:
+    """A group in which a sequence of any length just fits, or has more room."""
+    window = rng.randint(1, 9)
+    least = GroupSize(1, window).most_held(0, 10**6, 1, block_size)
+    return GroupSize(least + rng.choice([0, 1, 5]), window)
+
+
+Place = tuple[int, int]  # group and slot
+
+
+def check_context(scheduler: Scheduler, chunk: Chunk, slots: dict[Place, tuple[int, ...]]) -> None:
+    """Write the chunk's tokens where the pool says, and see that all that they see is there, whoever wrote it."""
     seq, start, stop = chunk.seq, chunk.seq.num_computed, chunk.seq.num_computed + chunk.num_tokens
-    places = scheduler.blocks.slots(seq.seq_id, 0, stop)
-    slots |= {places[i]: tuple(seq.token_ids[: i + 1]) for i in range(start, stop)}
-    assert [slots.get(place) for place in places] == [tuple(seq.token_ids[: i + 1]) for i in range(stop)], "context"
+    for group, size in enumerate(scheduler.blocks.sizes):
+        first = 0 if size.window is None else max(0, start - size.window + 1)
+        places = [(group, slot) for slot in scheduler.blocks.slots(seq.seq_id, group, first, stop)]
+        slots |= {places[i - first]: tuple(seq.token_ids[: i + 1]) for i in range(start, stop)}
+        expected = [tuple(seq.token_ids[: i + 1]) for i in range(first, stop)]
+        assert [slots.get(place) for place in places] == expected, "context"
 
 
-@given(st.integers(0, 2**32), st.booleans(), st.booleans())
-@settings(max_examples=250, deadline=None)
-def test_random_traffic(seed: int, share_prefixes: bool, with_priorities: bool) -> None:
-    Traffic(seed, share_prefixes, with_priorities).run()
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_random_traffic(seed: int, share_prefixes: bool, with_priorities: bool, with_windows: bool) -> None:
+    Traffic(seed, share_prefixes, with_priorities, with_windows).run()
 
 
+@pytest.mark.parametrize("with_windows", [False, True])
 @pytest.mark.parametrize("share_prefixes", [False, True])
-def test_decisions_depend_on_the_calls_alone(share_prefixes: bool) -> None:
-    first, second = Traffic(5, share_prefixes), Traffic(5, share_prefixes)
+def test_decisions_depend_on_the_calls_alone(share_prefixes: bool, with_windows: bool) -> None:
+    first, second = (Traffic(5, share_prefixes, with_windows=with_windows) for _ in range(2))
     first.run()
     second.run()
     assert first.trace == second.trace and len(first.trace) > 10
 
 
+@pytest.mark.parametrize("with_windows", [False, True])
 @pytest.mark.parametrize("share_prefixes", [False, True])
-def test_random_traffic_does_preempt_and_share(share_prefixes: bool) -> None:
+def test_random_traffic_does_preempt_and_share(share_prefixes: bool, with_windows: bool) -> None:
     """Else the tests above would show less than they say."""
-    traffic = [Traffic(seed, share_prefixes) for seed in range(60)]
+    traffic = [Traffic(seed, share_prefixes, with_windows=with_windows) for seed in range(90)]
     for one in traffic:
         one.run()
     assert sum(one.trace[-1][1] > 0 for one in traffic) > 5

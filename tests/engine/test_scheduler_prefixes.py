@@ -58,7 +58,7 @@ def test_choices_of_a_request_share_the_blocks_of_the_prompt() -> None:
         assert sizes(chunks) == expected
         compute(scheduler, chunks)
         scheduler.check()
-    tables = [list(scheduler.blocks.table(seq.seq_id)) for seq in seqs]
+    tables = [list(scheduler.blocks.table(seq.seq_id, 0)) for seq in seqs]
     assert len({tuple(table[:2]) for table in tables}) == 1 and len({table[2] for table in tables}) == 4
     assert scheduler.blocks.num_free == 16 - 2 - 4
 
@@ -154,7 +154,7 @@ def test_sequences_of_different_salts_share_nothing() -> None:
     compute(scheduler, chunks)
     scheduler.check()
     assert sizes(scheduler.schedule()) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 10}
-    tables = [set(scheduler.blocks.table(seq_id)) for seq_id in range(5)]
+    tables = [set(scheduler.blocks.table(seq_id, 0)) for seq_id in range(5)]
     assert len(tables[1] & tables[3]) == 2
     assert not any(tables[i] & tables[j] for i in range(5) for j in range(i) if {i, j} != {1, 3})
 

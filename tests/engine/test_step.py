@@ -6,11 +6,14 @@ from karat.engine.scheduler import Chunk
 from karat.engine.sequence import Sequence
 from karat.engine.step import build_batch
 from karat.kv.blocks import BlockPool
+from karat.kv.sizes import GroupSize
 
 
-def pool_with(*cached: int, block_size: int = 4, extra: int = 3) -> tuple[BlockPool, list[Sequence]]:
+def pool_with(
+    *cached: int, block_size: int = 4, extra: int = 3, windowed: tuple[GroupSize, ...] = ()
+) -> tuple[BlockPool, list[Sequence]]:
     """Sequences of which `cached` tokens each are in the cache, and blocks for `extra` more."""
-    pool = BlockPool(16, block_size)
+    pool = BlockPool([GroupSize(16), *windowed], block_size)
     sequences = []
     for seq_id, num_cached in enumerate(cached):
         token_ids = [10 * seq_id + i for i in range(num_cached + extra)]
@@ -30,9 +33,21 @@ def test_arrays() -> None:
     assert batch.query_starts.tolist() == [0, 2, 5, 8]
     assert batch.context_lens.tolist() == [5, 3, 11]
     assert batch.logit_rows.tolist() == [4, 7], "b and c have their last token in, a has not"
-    table = [list(pool.table(seq_id)) for seq_id in range(3)]
+    table = [list(pool.table(seq_id, 0)) for seq_id in range(3)]
     assert batch.block_tables(0).tolist() == [[*table[0], -1], [*table[1], -1, -1], table[2]]
-    assert batch.slots(0).tolist() == pool.slots(0, 3, 5) + pool.slots(1, 0, 3) + pool.slots(2, 8, 11)
+    assert batch.slots(0).tolist() == pool.slots(0, 0, 3, 5) + pool.slots(1, 0, 0, 3) + pool.slots(2, 0, 8, 11)
+
+
+def test_every_cache_group_has_its_slots_and_tables() -> None:
+    """A window of 5 at position 8 of the second sequence begins with position 4: its first block was given back."""
+    pool, (a, b) = pool_with(3, 8, windowed=(GroupSize(9, 5), GroupSize(7)))
+    batch = build_batch([Chunk(a, 2), Chunk(b, 3)], pool, vocab_size=100)
+    assert batch.num_groups == 3
+    for group in range(3):
+        tables = [list(pool.table(seq_id, group)) for seq_id in range(2)]
+        assert batch.block_tables(group).tolist() == [[*tables[0], -1], tables[1]]
+        assert batch.slots(group).tolist() == pool.slots(0, group, 3, 5) + pool.slots(1, group, 8, 11)
+    assert [batch.block_tables(group)[1, 0] == -1 for group in range(3)] == [False, True, False]
 
 
 def test_prompt_logits_are_rows_of_the_batch() -> None:
@@ -47,7 +62,7 @@ def test_blocks_reserved_beyond_the_chunk_are_left_out() -> None:
     """As after a step that was interrupted between reservation and forward pass."""
     pool, (a,) = pool_with(0)
     pool.reserve(0, 12)
-    assert build_batch([Chunk(a, 3)], pool, vocab_size=100).block_tables(0).tolist() == [[pool.table(0)[0], -1, -1]]
+    assert build_batch([Chunk(a, 3)], pool, vocab_size=100).block_tables(0).tolist() == [[pool.table(0, 0)[0], -1, -1]]
 
 
 @pytest.mark.parametrize("slip", [-1, 1])

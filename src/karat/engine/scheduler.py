@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 from karat.engine.pace import UNBOUNDED, StepBudget
 from karat.engine.sequence import Sequence
-from karat.kv.blocks import BlockPool, Chain, check_fits
+from karat.kv.blocks import BlockPool, Chain
+from karat.kv.sizes import check_fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence, younger than all earlier ones. CapacityError if it can never fit."""
-        check_fits(seq.max_len, self.blocks.num_blocks, self.blocks.block_size)
+        check_fits(seq.max_len, self.blocks.sizes, self.blocks.block_size)
         insort(self._waiting, seq, key=_order)
 
     def remove(self, seq: Sequence, *, forget: bool = False) -> None:
@@ -157,12 +158,13 @@ class Scheduler:
                     left.take(chunk)
         while self._waiting and len(self._running) < self._max_num_seqs and left.num_tokens > 0:
             seq = self._waiting[0]
-            found = self._find(seq)
-            if not self._has_room_for(seq, found) or self._should_wait(seq, len(found)):
+            chain = self._find(seq)
+            num_found = chain.num_found if chain else 0
+            if not self._has_room_for(seq, chain) or self._should_wait(seq, num_found):
                 break
-            if left.most(seq, len(found) * self.blocks.block_size) == 0:
+            if left.most(seq, num_found * self.blocks.block_size) == 0:
                 break
-            self._admit(seq, found)
+            self._admit(seq, chain)
             chunk = self._reserve(seq, left.most(seq, seq.num_computed))
             assert chunk, "a sequence was admitted without room"
             chunks.append(chunk)
@@ -184,7 +186,7 @@ class Scheduler:
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
         """Begin anew with these sequences and an empty cache, from any state."""
-        self.blocks = BlockPool(self.blocks.num_blocks, self.blocks.block_size)
+        self.blocks = BlockPool(self.blocks.sizes, self.blocks.block_size)
         self._running = []
         self._head = None
         self._waiting = sorted(sequences, key=_order)
@@ -203,23 +205,20 @@ class Scheduler:
             assert seq.num_computed == self.blocks.cached_len(seq.seq_id) < len(seq.token_ids), "cache ≠ computed"
         assert all(seq.num_computed == 0 for seq in self._waiting), "a waiting sequence holds nothing"
 
-    def _find(self, seq: Sequence) -> list[int]:
-        """Cached blocks that a waiting sequence can begin with. Positions with wanted logits are always computed."""
+    def _find(self, seq: Sequence) -> Chain | None:
+        """What a waiting sequence can begin with. Positions with wanted logits are always computed."""
         if not (self._share_prefixes and seq.shares):
             self._head = None
-            return []
+            return None
         if self._head is None or self._head.seq is not seq:
             self._head = _Head(seq, Chain(seq.token_ids, seq.wanted(seq.num_pending).start, seq.salt))
-        return self.blocks.follow(self._head.chain)
+        self.blocks.follow(self._head.chain)
+        return self._head.chain
 
-    def _has_room_for(self, seq: Sequence, found: list[int]) -> bool:
+    def _has_room_for(self, seq: Sequence, chain: Chain | None) -> bool:
         """Whether the whole sequence fits even if each running one grows by a block: else it is soon preempted."""
-        blocks = self.blocks
-        spoken_for = sum(
-            blocks.blocks_for(len(other.token_ids) + blocks.block_size) - len(blocks.table(other.seq_id))
-            for other in self._running
-        )
-        return blocks.cost(seq.num_pending, found) + spoken_for <= blocks.num_free
+        grown = ((other.seq_id, len(other.token_ids) + self.blocks.block_size) for other in self._running)
+        return self.blocks.has_room(seq.num_pending, chain, grown, self._max_num_batched_tokens)
 
     def _should_wait(self, seq: Sequence, num_found: int) -> bool:
         """Whether the block after the found ones is in the pending prefill of a running sequence.
@@ -242,12 +241,12 @@ class Scheduler:
             head.beginning = stop
         return any(other.num_pending > 1 and other.num_computed < stop for other in head.rivals)
 
-    def _admit(self, seq: Sequence, found: list[int]) -> None:
+    def _admit(self, seq: Sequence, chain: Chain | None) -> None:
         self._waiting.remove(seq)
         insort(self._running, seq, key=_order)
         self._num_changes += 1
         self._head = None
-        self.blocks.allocate(seq.seq_id, found, seq.salt)
+        self.blocks.allocate(seq.seq_id, chain)
         seq.num_computed = self.blocks.cached_len(seq.seq_id)
         if seq.num_found is None:
             seq.num_found = seq.num_computed

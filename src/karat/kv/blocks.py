@@ -1,81 +1,100 @@
-"""BlockPool: which block of the KV cache holds which positions of which sequence. Bookkeeping only, without arrays.
+"""BlockPool: which blocks of the KV cache hold which positions of which sequence. Bookkeeping only, without arrays.
 
-Paging follows PagedAttention (Kwon et al., arXiv 2309.06180). The cache has num_blocks blocks of block_size slots.
-Position p of a sequence is in slot table[p // block_size] * block_size + p % block_size; `table` is the block table of
-the sequence. Sequences with the same first tokens may share their first blocks (karat.kv.prefix):
+Paging follows PagedAttention (Kwon et al., arXiv 2309.06180). Layers that keep the same are a cache group (see
+karat.kv.groups), with blocks of its own and a block table for every sequence. A block has block_size slots. Position p
+of a sequence is in slot table[p // block_size] * block_size + p % block_size. Sequences with the same first tokens may
+share their first blocks (karat.kv.prefix):
 
     block_size 4       positions   0 1 2 3 | 4 5 6 7 | 8 9
     sequence A, table  [5, 2, 7]   block 5 | block 2 | block 7       position 9: slot 7 * 4 + 1 = 29
     sequence B, table  [5, 2, 0]   block 5 | block 2 | block 0       blocks 5 and 2 are shared, and full
+
+In a group with a window a table begins with GIVEN_BACK for blocks that no later token sees (karat.kv.sizes).
 """
 
 from bisect import bisect_left
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from karat.errors import CapacityError
-from karat.kv.prefix import PrefixIndex, Salt
+from karat.kv.group_blocks import GIVEN_BACK, GroupBlocks
+from karat.kv.prefix import Node, PrefixIndex, Salt
+from karat.kv.sizes import GroupSize
 
 BLOCK_SIZE = 16  # tokens, by default
+NODES_PER_BLOCK = 8  # the most nodes of the index for each block; a node takes half a KiB
 
 
 @dataclass(slots=True)
 class _Held:
-    """A sequence's block table, the number of positions whose K and V are written, and its salt."""
+    """A sequence: its block tables by group, all of one length, and how many of its positions are written.
 
-    table: list[int] = field(default_factory=list)
-    cached_len: int = 0
-    salt: Salt = None
+    `end` is the node of the last of its first `num_told` blocks, whose tokens were told: the others cannot be found.
+    """
+
+    tables: list[list[int]]
+    cached_len: int
+    salt: Salt
+    end: Node | None
+    num_told: int
 
 
 class Chain:
-    """The blocks found so far that a text can begin with. `BlockPool.follow` brings it up to date.
+    """What a text can begin with: `path` are the nodes of its first blocks, and it can begin with `num_found` of them.
 
-    `limit` is in tokens: no block beyond it is looked for.
+    `BlockPool.follow` brings both up to date. `limit` is in tokens: no block beyond it is looked for.
     """
 
     def __init__(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> None:
         self.token_ids = token_ids
         self.limit = limit  # tokens
         self.salt = salt
-        self.blocks: list[int] = []
-        self.identities: list[int | None] = []  # of `blocks` when they were found: a different one means new content
+        self.path: list[Node] = []
+        self.num_found = 0
+        self.num_revived = 0  # of the index, at the last call of `follow`
 
 
 class BlockPool:
-    """A fixed number of blocks. Each is empty, held (in the tables of one or several sequences), or kept.
+    """The blocks of all cache groups. In its group a block is empty, held (in one or several tables), or kept.
 
         empty  -- reserve  --> held    for new tokens
         kept   -- reserve  --> held    evicted for new tokens: the block freed least recently goes first
         kept   -- allocate --> held    found by its content
         held   -- free     --> kept    if it can be found by its content, else empty
+        held   -- commit   --> kept    likewise, where no later token of the sequence sees it
 
     A step is `reserve` (blocks for the new tokens), the forward pass, `commit` (the tokens are written). `free` ends a
     sequence. A full block whose tokens `commit` was given can be found by its content while it is held or kept. Only
     full blocks are in several tables, and their slots are never written again. The blocks that a sequence gets depend
     only on the calls before. Unknown sequences raise KeyError. Sequences of different salts never share a block.
+
+    A text can begin with its first n blocks if every group has those of them that the next token sees: all of them,
+    and in a group with a window the last ones. So the index has nodes whose blocks were all given back and evicted, on
+    the way to others. Kept blocks of groups with windows are evicted while it has more than NODES_PER_BLOCK nodes for
+    each block; then it has no more, or only nodes on the way to what running sequences hold.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        assert num_blocks > 0 and block_size > 0, f"{num_blocks} blocks of {block_size}"
-        self.num_blocks = num_blocks
+    def __init__(self, sizes: Sequence[GroupSize], block_size: int) -> None:
+        assert sizes and block_size > 0, f"{len(sizes)} groups of blocks of {block_size}"
+        self.sizes = tuple(sizes)
         self.block_size = block_size
-        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is likely in the CPU's cache
-        self._kept: OrderedDict[int, None] = OrderedDict()  # held by no sequence, can be found; oldest first
-        self._num_holders = [0] * num_blocks
-        self._index = PrefixIndex()
+        self.num_blocks = sum(size.num_blocks for size in sizes)
+        self._index = PrefixIndex(len(sizes), block_size)
+        self._groups = [GroupBlocks(size, number, block_size, self._index) for number, size in enumerate(sizes)]
+        self._windowed = [group for group in self._groups if group.size.window is not None]
+        self._max_nodes = NODES_PER_BLOCK * self.num_blocks
         self._held: dict[int, _Held] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that `reserve` can take: empty or kept."""
-        return len(self._empty) + self.num_kept
+        """Blocks that `reserve` can take, of all groups together: empty or kept."""
+        return sum(group.num_free for group in self._groups)
 
     @property
     def num_kept(self) -> int:
-        """Blocks that no sequence holds and that can be found by content."""
-        return len(self._kept)
+        """Blocks that no sequence holds and that can be found by content, of all groups together."""
+        return sum(group.num_kept for group in self._groups)
 
     @property
     def num_seqs(self) -> int:
@@ -83,74 +102,104 @@ class BlockPool:
         return len(self._held)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that a sequence of `num_tokens` tokens needs."""
+        """The length of the block tables of a sequence of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def find(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> list[int]:
-        """Full blocks that hold the first tokens of `token_ids`, in order: at most `limit` tokens."""
-        return self.follow(Chain(token_ids, limit, salt))
+    def find(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> Chain:
+        """What a text can begin with: full blocks of its first `limit` tokens."""
+        chain = Chain(token_ids, limit, salt)
+        self.follow(chain)
+        return chain
 
-    def follow(self, chain: Chain) -> list[int]:
-        """The result of `find` for this chain. Costs only the blocks that changed since the last call.
+    def follow(self, chain: Chain) -> int:
+        """The number of blocks that the text can begin with now. It costs the blocks that changed, and a window."""
+        index, path = self._index, chain.path
+        num_known = index.extend(path, chain.token_ids, chain.limit, chain.salt)
+        if index.num_revived != chain.num_revived:
+            chain.num_found, chain.num_revived = self._most_usable(path, len(path)), index.num_revived
+        else:  # so many blocks more than before are usable only where the path has grown
+            grown = self._most_usable(path, len(path), num_known)
+            chain.num_found = grown or self._most_usable(path, min(chain.num_found, len(path)))
+        return chain.num_found
 
-        If a block can be found, so can all blocks before it: checking the last one suffices.
+    def found(self, chain: Chain, group: int) -> list[int]:
+        """The block table that a sequence begins with. `chain` has just been followed."""
+        first = self._groups[group].first_seen(chain.num_found * self.block_size)
+        blocks = [block for node in chain.path[first : chain.num_found] if (block := node.blocks[group]) is not None]
+        assert first + len(blocks) == chain.num_found, "a chain that has changed since it was followed"
+        return [GIVEN_BACK] * first + blocks
+
+    def has_room(
+        self, num_tokens: int, chain: Chain | None, running: Iterable[tuple[int, int]], step_tokens: int
+    ) -> bool:
+        """Whether a new sequence of `num_tokens` tokens that begins with `chain` fits beside running ones, to the end.
+
+        `running` are the ids of sequences, and the tokens that each is to grow to. Steps compute at most `step_tokens`
+        tokens of a sequence.
         """
-        blocks, identities, size = chain.blocks, chain.identities, self.block_size
-        while blocks and self._index.identity(blocks[-1]) != identities[-1]:
-            blocks.pop()
-            identities.pop()
-        while (stop := (len(blocks) + 1) * size) <= chain.limit:
-            content = chain.token_ids[stop - size : stop]
-            block = self._index.find(blocks[-1] if blocks else None, content, chain.salt)
-            if block is None:
-                break
-            blocks.append(block)
-            identities.append(self._index.identity(block))
-        return blocks
+        growing = [(self._held[seq_id], length) for seq_id, length in running]
+        for group in self._groups:
+            needed = self._cost(group, num_tokens, chain, step_tokens)
+            needed += sum(self._growth(group, held, length, step_tokens) for held, length in growing)
+            if needed > group.num_free:
+                return False
+        return True
 
-    def cost(self, num_tokens: int, found: Sequence[int] = ()) -> int:
-        """Free blocks that a new sequence of `num_tokens` tokens takes if it begins with `found`."""
-        # A sequence that holds a block holds those before it too.
-        num_held = bisect_left(found, True, key=lambda block: self._num_holders[block] == 0)
-        return self.blocks_for(num_tokens) - num_held
-
-    def allocate(self, seq_id: int, found: Sequence[int] = (), salt: Salt = None) -> None:
-        """Start a sequence with the blocks that `find` has just returned for it, or with none."""
+    def allocate(self, seq_id: int, chain: Chain | None = None) -> None:
+        """Start a sequence with the blocks that `follow` has just found for it, or with none."""
         assert seq_id not in self._held, f"sequence {seq_id} is allocated already"
-        for block in found:
-            self._hold(block)
-        self._held[seq_id] = _Held(list(found), len(found) * self.block_size, salt)
+        num_found = chain.num_found if chain else 0
+        tables = [self.found(chain, number) if chain else [] for number in range(len(self._groups))]
+        for group, table in zip(self._groups, tables, strict=True):
+            for block in table[group.first_seen(num_found * self.block_size) :]:
+                group.hold(block)
+        end = chain.path[num_found - 1] if chain and num_found else None
+        if end is not None:
+            end.num_ends += 1
+        salt = chain.salt if chain else None
+        self._held[seq_id] = _Held(tables, num_found * self.block_size, salt, end, num_found)
 
     def room(self, seq_id: int) -> int:
         """Tokens that `reserve` can take for this sequence now."""
         held = self._held[seq_id]
-        return (len(held.table) + self.num_free) * self.block_size - held.cached_len
+        num_free = min(group.num_free for group in self._groups)
+        return (len(held.tables[0]) + num_free) * self.block_size - held.cached_len
 
     def reserve(self, seq_id: int, num_tokens: int) -> None:
-        """Extend the block table to hold `num_tokens` beyond the cached ones; CapacityError if blocks run out."""
+        """Extend the block tables to hold `num_tokens` beyond the cached ones; CapacityError if blocks run out."""
         held = self._held[seq_id]
-        num_new = self.blocks_for(held.cached_len + num_tokens) - len(held.table)
-        if num_new > self.num_free:
-            raise CapacityError(
-                f"sequence {seq_id} needs {num_new} more KV blocks, and {self.num_free} of {self.num_blocks} are "
-                "free; ask `room` first"
-            )
-        held.table += (self._take() for _ in range(num_new))
+        num_new = self.blocks_for(held.cached_len + num_tokens) - len(held.tables[0])
+        if num_new <= 0:
+            return
+        for group in self._groups:
+            if num_new > group.num_free:
+                raise CapacityError(
+                    f"sequence {seq_id} needs {num_new} more KV blocks, and {group.num_free} of "
+                    f"{group.size.num_blocks} are free; ask `room` first"
+                )
+        for group, table in zip(self._groups, held.tables, strict=True):
+            table += (group.take() for _ in range(num_new))
 
     def commit(self, seq_id: int, num_tokens: int, token_ids: Sequence[int] | None = None) -> None:
-        """Count `num_tokens` reserved tokens as written.
+        """Count `num_tokens` reserved tokens as written, and give back the blocks that no later token sees.
 
         With `token_ids` (all tokens of the sequence so far), blocks that are full now can be found by content. If a
         block with the same content can be found already, it replaces the sequence's own, which becomes empty.
         """
-        held = self._held[seq_id]
-        first = held.cached_len // self.block_size
+        held, size = self._held[seq_id], self.block_size
+        before = held.cached_len
         held.cached_len += num_tokens
-        assert held.cached_len <= len(held.table) * self.block_size, f"sequence {seq_id}: more committed than reserved"
+        assert held.cached_len <= len(held.tables[0]) * size, f"sequence {seq_id}: more committed than reserved"
         if token_ids is not None:
             assert held.cached_len <= len(token_ids), f"sequence {seq_id}: more committed than there are tokens"
-            for place in range(first, held.cached_len // self.block_size):
-                self._publish(held, place, token_ids)
+            for place in range(before // size, held.cached_len // size):
+                self._publish(held, place, token_ids[place * size : (place + 1) * size])
+        for group in self._windowed:
+            table = held.tables[group.number]
+            for place in range(group.first_seen(before), group.first_seen(held.cached_len)):
+                group.release(table[place])
+                table[place] = GIVEN_BACK
+        self._bound_index()
 
     def free(self, seq_id: int) -> None:
         """End a sequence. Blocks that no other sequence holds are free at once.
@@ -158,91 +207,126 @@ class BlockPool:
         The last block counts as freed first. So a block is never evicted before its continuations, and the beginnings
         of texts, which several texts share, stay longest.
         """
-        for block in reversed(self._held.pop(seq_id).table):
-            self._release(block)
+        held = self._held.pop(seq_id)
+        for group, table in zip(self._groups, held.tables, strict=True):
+            for place in range(len(table) - 1, group.first_seen(held.cached_len) - 1, -1):
+                group.release(table[place])
+        if held.end is not None:
+            held.end.num_ends -= 1
+            self._index.drop_unneeded(held.end)
+        self._bound_index()
 
     def forget(self, seq_id: int) -> None:
         """Make the blocks of a sequence, and all their continuations, unfindable: their K and V must not be used."""
-        for block in self._index.remove_with_descendants(self._held[seq_id].table):
-            if block in self._kept:
-                del self._kept[block]
-                self._empty.append(block)
+        end = self._held[seq_id].end
+        if end is not None and end.is_findable:
+            *_, first = end.path()
+            for node in self._index.remove_with_descendants(first):
+                for group in self._groups:
+                    group.forget(node)
 
     def cached_len(self, seq_id: int) -> int:
         """The number of positions in the cache: 0 … cached_len - 1."""
         return self._held[seq_id].cached_len
 
-    def table(self, seq_id: int) -> Sequence[int]:
-        """The block table (not to be changed): one entry for each block_size positions, reserved ones included."""
-        return self._held[seq_id].table
+    def table(self, seq_id: int, group: int) -> Sequence[int]:
+        """The block table (not to be changed): one entry for each block_size positions, reserved ones included.
 
-    def slots(self, seq_id: int, start: int, stop: int) -> list[int]:
-        """Slots of positions start … stop - 1, which must be reserved."""
-        table, size = self._held[seq_id].table, self.block_size
+        In a group with a window it is GIVEN_BACK for blocks that no token from cached_len on sees, and for no others.
+        """
+        return self._held[seq_id].tables[group]
+
+    def slots(self, seq_id: int, group: int, start: int, stop: int) -> list[int]:
+        """Slots of positions start … stop - 1, which must be reserved and not given back."""
+        table, size = self._held[seq_id].tables[group], self.block_size
         return [table[position // size] * size + position % size for position in range(start, stop)]
 
     def check(self) -> None:
         """Raise AssertionError unless every block is empty, kept or held, and counts, tables and index agree."""
-        holders = Counter(block for seq in self._held.values() for block in seq.table)
-        everything = sorted([*self._empty, *self._kept, *holders])
-        assert everything == list(range(self.num_blocks)), "a block is lost, or in two states"
-        assert self._num_holders == [holders[block] for block in range(self.num_blocks)], "holders ≠ tables"
-        self._index.check()
-        assert all(block in self._index for block in self._kept), "a kept block cannot be found"
-        assert not any(block in self._index for block in self._empty), "an empty block can be found"
+        self._index.check(Counter(seq.end for seq in self._held.values() if seq.end is not None))
+        for group in self._groups:
+            group.check([seq.tables[group.number] for seq in self._held.values()], self._index.nodes())
+        on_the_way = set[Node]()
         for seq_id, seq in self._held.items():
-            assert seq.cached_len <= len(seq.table) * self.block_size, f"sequence {seq_id} ends beyond its blocks"
-            num_full = seq.cached_len // self.block_size
-            for block in seq.table[num_full:]:
-                is_own = holders[block] == 1 and block not in self._index
-                assert is_own, f"sequence {seq_id} will write to block {block}, which is not its own alone"
-            for place, block in enumerate(seq.table):
-                before = seq.table[place - 1] if place else None
-                if block in self._index:
-                    assert self._index.is_child(block, before, seq.salt), f"sequence {seq_id}: its blocks are no chain"
+            path = [] if seq.end is None else list(seq.end.path())[::-1]
+            assert len(path) == seq.num_told, f"sequence {seq_id}: its blocks are no chain"
+            assert all(node.salt == seq.salt for node in path), f"sequence {seq_id}: another's salt"
+            on_the_way.update(path)
+            for group, table in zip(self._groups, seq.tables, strict=True):
+                assert len(table) == len(seq.tables[0]), f"sequence {seq_id}: its tables differ in length"
+                assert seq.cached_len <= len(table) * self.block_size, f"sequence {seq_id} ends beyond its blocks"
+                given_back = [place for place, block in enumerate(table) if block == GIVEN_BACK]
+                seen = group.first_seen(seq.cached_len)
+                assert given_back == list(range(seen)), f"sequence {seq_id} does not hold what its next token sees"
+                for block in table[seq.cached_len // self.block_size :]:
+                    is_own = group.is_own(block)
+                    assert is_own, f"sequence {seq_id} will write to block {block}, which is not its own alone"
+                for node, block in list(zip(path, table, strict=False))[seen:]:
+                    is_chain = not node.is_findable or node.blocks[group.number] == block
+                    assert is_chain, f"sequence {seq_id}: its blocks are no chain"
+        assert len(self._index) <= max(self._max_nodes, len(on_the_way)), "the index has too many nodes"
 
-    def _publish(self, held: _Held, place: int, token_ids: Sequence[int]) -> None:
-        """Make a full block of a table findable, or replace it by the findable block with the same content."""
-        table = held.table
-        before, own = table[place - 1] if place else None, table[place]
-        content = token_ids[place * self.block_size : (place + 1) * self.block_size]
-        other = self._index.find(before, content, held.salt)
-        if other is None:
-            self._index.add(own, before, content, held.salt)
-        else:
-            self._hold(other)
-            table[place] = other
-            self._release(own)
+    def _cost(self, group: GroupBlocks, num_tokens: int, chain: Chain | None, step_tokens: int) -> int:
+        """Free blocks that a new sequence takes at most, if it may take all."""
+        start, num_found, num_held = 0, 0, 0
+        if chain:
+            num_found, start = chain.num_found, chain.num_found * self.block_size
+            num_held = self._num_held(group, chain.path, group.first_seen(start), num_found)
+        own = self.blocks_for(num_tokens) - group.first_seen(start) - num_held
+        return min(own, group.most_held(start, num_tokens, step_tokens), group.size.num_blocks)
 
-    def _take(self) -> int:
-        """A block for new content, held once: an empty one, else the one kept longest."""
-        if self._empty:
-            block = self._empty.pop()
-        else:
-            block, _ = self._kept.popitem(last=False)
-            self._index.remove(block)
-        self._num_holders[block] = 1
-        return block
+    def _growth(self, group: GroupBlocks, held: _Held, num_tokens: int, step_tokens: int) -> int:
+        """Free blocks that a sequence takes at most until it has `num_tokens` tokens."""
+        num_now = len(held.tables[group.number]) - group.first_seen(held.cached_len)
+        return max(0, group.most_held(held.cached_len, num_tokens, step_tokens) - num_now)
 
-    def _hold(self, block: int) -> None:
-        if self._num_holders[block] == 0:
-            del self._kept[block]
-        self._num_holders[block] += 1
+    def _most_usable(self, path: Sequence[Node], most: int, least: int = 0) -> int:
+        """The most nodes of a path that a text can begin with, of least + 1 … most; 0 if there are none.
 
-    def _release(self, block: int) -> None:
-        self._num_holders[block] -= 1
-        if self._num_holders[block] == 0:
-            if block in self._index:
-                self._kept[block] = None
+        Every group must have those of the blocks that the next token sees.
+        """
+        num = most
+        for group in self._groups:
+            if group.size.window is None:  # it has the block before each block that it has
+                num = bisect_left(path, True, hi=num, key=lambda node: node.blocks[group.number] is None)
+        whole_from = [num] * len(self._windowed)  # the group has the blocks from there on to `num`
+        while num > least:
+            for i, group in enumerate(self._windowed):
+                first, place = group.first_seen(num * self.block_size), min(whole_from[i], num)
+                while place > first and path[place - 1].blocks[group.number] is not None:
+                    place -= 1
+                whole_from[i] = place
+                if place > first:
+                    while place > least and path[place - 1].blocks[group.number] is None:
+                        place -= 1
+                    num = place
+                    break
             else:
-                self._empty.append(block)
+                return num
+        return 0
 
+    def _num_held(self, group: GroupBlocks, path: Sequence[Node], first: int, stop: int) -> int:
+        """How many of the group's blocks of a path's nodes first … stop - 1 a sequence holds."""
+        if group.size.window is None:  # a sequence that holds a block holds those before it too
+            return bisect_left(path, True, first, stop, key=lambda node: not group.is_held(node)) - first
+        return sum(map(group.is_held, path[first:stop]))
 
-def check_fits(num_tokens: int, num_blocks: int, block_size: int) -> None:
-    """Raise CapacityError for a sequence of `num_tokens` tokens that does not fit into a cache of so many blocks."""
-    if -(-num_tokens // block_size) > num_blocks:
-        raise CapacityError(
-            f"the request may grow to {num_tokens} tokens in the KV cache, which holds {num_blocks * block_size} "
-            f"({num_blocks} blocks of {block_size}); shorten the prompt or lower max_tokens, or give the cache more "
-            "room"
-        )
+    def _publish(self, held: _Held, place: int, content: Sequence[int]) -> None:
+        """Make a full block findable in all groups, if all before it can be found."""
+        if place != held.num_told or (held.end is not None and not held.end.is_findable):
+            return
+        node = self._index.after(held.end, content, held.salt)
+        node.num_ends += 1
+        if held.end is not None:
+            held.end.num_ends -= 1
+        held.end, held.num_told = node, place + 1
+        for group, table in zip(self._groups, held.tables, strict=True):
+            table[place] = group.publish(table[place], node)
+
+    def _bound_index(self) -> None:
+        """Evict kept blocks of groups with windows while the index has too many nodes. Others have none without."""
+        while len(self._index) > self._max_nodes:
+            group = max(self._windowed, key=lambda group: group.num_kept)
+            if not group.num_kept:
+                return
+            group.evict()

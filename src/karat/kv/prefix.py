@@ -1,97 +1,134 @@
-"""PrefixIndex: full blocks by their tokens, so that sequences with the same beginning share them. Bookkeeping only.
+"""PrefixIndex: full blocks of text by their tokens, so that sequences with the same beginning share what is cached.
 
-K and V of a position depend on its token and on all tokens before it. So the key of a full block is its tokens and the
-identity of the block before it. Keys are compared by value; there is no hash that two texts could share. The salt takes
-the place of the block before the first, so texts of different salts (tenants, adapters, images) share no block.
+K and V of a position depend on its token and on all tokens before it. So the key of a node is its tokens and the node
+before it. Keys are compared by value; there is no hash that two texts could share. The salt takes the place of the node
+before the first, so texts of different salts (tenants, adapters, images) share nothing.
 
-    salt <- block 5: [The, cat, sat, on] <- block 2: [a, mat, and, …]
-                                         <- block 9: [the, roof, and, …]
+    salt <- [The, cat, sat, on] <- [a, mat, and, …]              blocks by group
+                   5, None               2, 7                    5 and 2 of group 0; 7 of group 1
+                                <- [the, roof, and, …]
+                                         9, 4
+
+A node is one piece of text for all cache groups; each group has its block, or none. Bookkeeping only.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 Salt = str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A block that can be found. `identity` is used once only, unlike the number of a block."""
+@dataclass(slots=True, eq=False)
+class Node:
+    """The tokens of one block after all tokens before them. `blocks` are those with their K and V, by group.
 
-    identity: int
-    parent: int | Salt  # identity of the block before; of a first block the salt
+    It is findable while it has a block, a node after it, or a sequence whose last full block it is (`num_ends`).
+    Otherwise it leaves the index and never comes back: the same text gets a new node.
+    """
+
+    parent: "Node | None"  # None: the text begins here
+    salt: Salt
     token_ids: tuple[int, ...]
+    blocks: list[int | None]
+    num_children: int = 0
+    num_ends: int = 0
+    is_findable: bool = True
+
+    @property
+    def key(self) -> "tuple[Node | Salt, tuple[int, ...]]":
+        return (self.salt if self.parent is None else self.parent), self.token_ids
+
+    def path(self) -> "Iterator[Node]":
+        """This node, the one before it, and so on to the beginning of the text."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    @property
+    def is_needed(self) -> bool:
+        return self.num_children > 0 or self.num_ends > 0 or any(block is not None for block in self.blocks)
 
 
 class PrefixIndex:
-    """Blocks by content. Each block and each content occurs at most once; every block's parent is in the index."""
+    """Nodes by content. Each content occurs at most once; every node's parent is in the index."""
 
-    def __init__(self) -> None:
-        self._identities = count()
-        self._entries: dict[int, _Entry] = {}  # by block; a parent always comes before its children
-        self._blocks: dict[tuple[int | Salt, tuple[int, ...]], int] = {}  # by parent and tokens
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._entries
+    def __init__(self, num_groups: int, block_size: int) -> None:
+        self._num_groups = num_groups
+        self._block_size = block_size
+        self.num_revived = 0  # how often `after` gave a node to which a block can come back
+        self._nodes: dict[tuple[Node | Salt, tuple[int, ...]], Node] = {}  # a parent always comes before its children
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._nodes)
 
-    def find(self, parent: int | None, token_ids: Sequence[int], salt: Salt = None) -> int | None:
-        """The block that holds these tokens after block `parent` (None: at the beginning); None if there is none."""
-        if parent is None:
-            return self._blocks.get((salt, tuple(token_ids)))
-        entry = self._entries.get(parent)
-        return None if entry is None else self._blocks.get((entry.identity, tuple(token_ids)))
+    def nodes(self) -> Iterable[Node]:
+        """All nodes, a node after the one before it in its text."""
+        return self._nodes.values()
 
-    def identity(self, block: int) -> int | None:
-        """The identity of a block, unique for all time, while the block is in the index; else None."""
-        entry = self._entries.get(block)
-        return None if entry is None else entry.identity
+    def extend(self, path: list[Node], token_ids: Sequence[int], limit: int, salt: Salt) -> int:
+        """Bring the nodes that a text begins with up to date: at most `limit` tokens. It costs the nodes that changed.
 
-    def add(self, block: int, parent: int | None, token_ids: Sequence[int], salt: Salt = None) -> None:
-        """Make a block findable if its parent is findable. Its content must be new."""
-        before: int | Salt = salt
-        if parent is not None:
-            if parent not in self._entries:
-                return
-            before = self._entries[parent].identity
-        entry = _Entry(next(self._identities), before, tuple(token_ids))
-        key = entry.parent, entry.token_ids
-        assert block not in self._entries and key not in self._blocks, f"block {block}: there already"
-        self._entries[block] = entry
-        self._blocks[key] = block
+        Nodes before a findable one are findable: checking the last one suffices. Returns how many were there already.
+        """
+        while path and not path[-1].is_findable:
+            path.pop()
+        num_known = len(path)
+        while (stop := (len(path) + 1) * self._block_size) <= limit:
+            content = tuple(token_ids[stop - self._block_size : stop])
+            node = self._nodes.get((path[-1] if path else salt, content))
+            if node is None:
+                break
+            path.append(node)
+        return num_known
 
-    def remove(self, block: int) -> None:
-        """Remove a block that is no other block's parent."""
-        entry = self._entries.pop(block)
-        del self._blocks[entry.parent, entry.token_ids]
+    def after(self, parent: Node | None, token_ids: Sequence[int], salt: Salt) -> Node:
+        """The node of these tokens after a findable `parent` (None: at the beginning); made if there is none."""
+        content = tuple(token_ids)
+        node = self._nodes.get((salt if parent is None else parent, content))
+        if node is None:
+            node = Node(parent, salt, content, [None] * self._num_groups)
+            self._nodes[node.key] = node
+            if parent is not None:
+                parent.num_children += 1
+        elif None in node.blocks:
+            self.num_revived += 1
+        return node
 
-    def remove_with_descendants(self, blocks: Iterable[int]) -> list[int]:
-        """Remove those of `blocks` that are in the index, and all their continuations. Returns the removed blocks."""
-        roots, lost = set(blocks), set[int]()
-        gone = []
-        for block, entry in self._entries.items():
-            if block in roots or entry.parent in lost:
-                lost.add(entry.identity)
-                gone.append(block)
-        for block in gone:
-            self.remove(block)
-        return gone
+    def drop_unneeded(self, node: Node | None) -> None:
+        """Remove a node that nothing needs any more, and those before it that it alone needed."""
+        while node is not None and node.is_findable and not node.is_needed:
+            self._remove(node)
+            node = node.parent
 
-    def check(self) -> None:
-        """Raise AssertionError unless contents and blocks are one to one and every parent is in the index."""
-        keys = {block: (entry.parent, entry.token_ids) for block, entry in self._entries.items()}
-        assert {key: block for block, key in keys.items()} == self._blocks, "contents and blocks are not one to one"
-        assert len(self._blocks) == len(keys), "one content under two blocks"
-        known = set[int]()
-        for block, entry in self._entries.items():
-            is_known = not isinstance(entry.parent, int) or entry.parent in known
-            assert is_known, f"block {block} can never be found: its parent is gone"
-            assert entry.identity not in known, f"block {block} has another's identity"
-            known.add(entry.identity)
+    def remove_with_descendants(self, first: Node) -> list[Node]:
+        """Remove a findable node and all its continuations. Returns them."""
+        lost = {first: None}  # in order: a parent before its children
+        for node in self._nodes.values():
+            if node.parent in lost:
+                lost[node] = None
+        for node in reversed(lost):
+            self._remove(node)
+        return list(lost)
 
-    def is_child(self, block: int, parent: int | None, salt: Salt = None) -> bool:
-        """Whether a block of the index continues `parent`. With None: whether it begins a text of this salt."""
-        return self._entries[block].parent == (salt if parent is None else self.identity(parent))
+    def check(self, ends: Counter[Node]) -> None:
+        """Raise AssertionError unless contents and nodes are one to one and every node is needed.
+
+        `ends` counts the sequences whose last full block a findable node is.
+        """
+        children = Counter(node.parent for node in self._nodes.values())
+        known = set[Node]()
+        for key, node in self._nodes.items():
+            assert key == node.key, "contents and nodes are not one to one"
+            assert node.is_findable and (node.parent is None or node.parent in known), "a node's parent is gone"
+            assert node.parent is None or node.parent.salt == node.salt, "a node has another salt than its parent"
+            assert (node.num_children, node.num_ends) == (children[node], ends[node]), "a node is miscounted"
+            assert node.is_needed, "a node that nothing needs"
+            known.add(node)
+
+    def _remove(self, node: Node) -> None:
+        del self._nodes[node.key]
+        node.is_findable = False
+        if node.parent is not None:
+            node.parent.num_children -= 1
