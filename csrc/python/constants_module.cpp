@@ -1,6 +1,12 @@
 #include "python/constants_module.h"
 
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <map>
 #include <string>
+#include <utility>
 
 #include "contract/kernels.h"
 #include "contract/packed.h"
@@ -14,10 +20,9 @@ namespace karat {
 namespace {
 
 // Name of each stored type with kernels: (columns of a block, bytes of a block).
-nb::dict format_blocks() {
-    nb::dict found;
-    for (const FormatInfo& info : kFormats)
-        found[nb::str(info.name)] = nb::make_tuple(info.block_columns, info.block_bytes);
+std::map<std::string, std::pair<std::size_t, std::size_t>> format_blocks() {
+    std::map<std::string, std::pair<std::size_t, std::size_t>> found;
+    for (const FormatInfo& info : kFormats) found[info.name] = {info.block_columns, info.block_bytes};
     return found;
 }
 

@@ -1,7 +1,9 @@
 // karat._native.Limits: the kernels of limits.h on several threads at once, timed.
 #include "python/limits_module.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +14,8 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #ifdef __linux__
@@ -80,7 +84,8 @@ public:
 
     std::size_t num_bytes() const { return num_bytes_; }
 
-    nb::tuple read(const std::string& isa, std::size_t streams, std::size_t ahead, std::size_t chunk) const {
+    std::pair<double, std::uint64_t> read(const std::string& isa, std::size_t streams, std::size_t ahead,
+                                          std::size_t chunk) const {
         const LimitKernels& kernels = limit_kernels_for(isa);
         const std::size_t part = num_bytes_ / num_threads_;
         const std::size_t piece = chunk ? chunk : part;  // what is read in one go
@@ -99,10 +104,10 @@ public:
         }
         std::uint64_t sum = 0;
         for (std::uint64_t part_sum : sums) sum ^= part_sum;
-        return nb::make_tuple(seconds, sum);
+        return {seconds, sum};
     }
 
-    nb::tuple fma(const std::string& isa, std::size_t rounds) const {
+    std::tuple<double, double, float> fma(const std::string& isa, std::size_t rounds) const {
         const LimitKernels& kernels = limit_kernels_for(isa);
         std::vector<float> sums(num_threads_);
         double seconds;
@@ -111,7 +116,7 @@ public:
             seconds = timed(num_threads_, [&](std::size_t thread) { sums[thread] = kernels.fma(rounds, 0.5f, 0.5f); });
         }
         const double flops = static_cast<double>(kernels.flops_per_round) * static_cast<double>(rounds);
-        return nb::make_tuple(seconds, flops * static_cast<double>(num_threads_), sums[0]);
+        return {seconds, flops * static_cast<double>(num_threads_), sums[0]};
     }
 
 private:

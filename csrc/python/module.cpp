@@ -188,16 +188,18 @@ NB_MODULE(_native, m) {
         .def_static("num_bytes", &SharedMemory::bytes, nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"))
         .def_prop_ro("rank", &SharedMemory::rank)
         .def_prop_ro("size", &SharedMemory::size)
-        .def("begin", &SharedMemory::begin)
-        .def("abandon", &SharedMemory::abandon)
+        .def("begin", &SharedMemory::begin, nb::arg("number"))
+        .def("abandon", &SharedMemory::abandon, nb::arg("number"))
         .def_prop_ro("abandoned", &SharedMemory::abandoned)
-        .def("is_waiting", &SharedMemory::is_waiting)
-        .def("progress", &SharedMemory::progress)
+        .def("is_waiting", &SharedMemory::is_waiting, nb::arg("rank"))
+        .def("progress", &SharedMemory::progress, nb::arg("rank"))
         .def("stir", [](SharedMemory& self) { of_a_rank(self).stir(); })
-        .def("reserve", &SharedMemory::reserve)
-        .def("slot", &slot_of)
+        .def("reserve", &SharedMemory::reserve, nb::arg("count"))
+        .def("slot", &slot_of, nb::arg("rank"), nb::arg("number"))
         .def("whole", &whole_of)
-        .def("publish", [](SharedMemory& self, std::uint32_t number) { of_a_rank(self).publish(number); })
+        .def(
+            "publish", [](SharedMemory& self, std::uint32_t number) { of_a_rank(self).publish(number); },
+            nb::arg("number"))
         .def("wait", &wait_for, nb::arg("number"), nb::arg("limit_s") = 3600.0);
 
     // Arrays are never converted: a copy of the wrong type or layout would hide a mistake.
@@ -218,14 +220,18 @@ NB_MODULE(_native, m) {
                 return self.input(width, named(rows, kKinds));
             },
             nb::arg("width"), nb::arg("rows") = "tokens")
-        .def("embedding", &record::embedding)
-        .def("embedding_over",
-             [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table,
-                std::vector<std::uint32_t> ends) {
-                 return record::embedding_over(self, transport(group), std::move(table), std::move(ends));
-             })
-        .def("rms_norm", &record::rms_norm)
-        .def("linear", &record::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("leaf_ends"))
+        .def("embedding", &record::embedding, nb::arg("table"))
+        .def(
+            "embedding_over",
+            [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table,
+               std::vector<std::uint32_t> ends) {
+                return record::embedding_over(self, transport(group), std::move(table), std::move(ends));
+            },
+            nb::arg("group"), nb::arg("table"), nb::arg("ends"))
+        .def("rms_norm", &record::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"))
+        .def("linear", &record::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("leaf_ends"),
+             nb::sig("def linear(self, x: int, weights: Sequence[Matrix], biases: Sequence[Vector | None], "
+                     "leaf_ends: Sequence[int]) -> list[int]"))
         .def(
             "linear_over",
             [](Plan& self, const std::shared_ptr<SharedMemory>& group, Register x, MatrixRef weight, VectorRef bias,
@@ -234,15 +240,19 @@ NB_MODULE(_native, m) {
                                            std::move(leaf_ends));
             },
             nb::arg("group"), nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("leaf_ends"))
-        .def("gather", [](Plan& self, const std::shared_ptr<SharedMemory>& group, Register x, std::size_t first,
-                          std::size_t width) { return record::gather(self, transport(group), x, first, width); })
-        .def("silu_mul", &record::silu_mul)
-        .def("sigmoid_mul", &record::sigmoid_mul)
-        .def("add", &record::add)
-        .def("rope", &record::rope)
-        .def("kv_write", &record::kv_write)
-        .def("attention", &record::attention)
-        .def("select", &record::select)
+        .def(
+            "gather",
+            [](Plan& self, const std::shared_ptr<SharedMemory>& group, Register x, std::size_t first,
+               std::size_t width) { return record::gather(self, transport(group), x, first, width); },
+            nb::arg("group"), nb::arg("x"), nb::arg("first"), nb::arg("width"))
+        .def("silu_mul", &record::silu_mul, nb::arg("gate"), nb::arg("up"))
+        .def("sigmoid_mul", &record::sigmoid_mul, nb::arg("x"), nb::arg("gate"))
+        .def("add", &record::add, nb::arg("x"), nb::arg("y"))
+        .def("rope", &record::rope, nb::arg("x"), nb::arg("table"))
+        .def("kv_write", &record::kv_write, nb::arg("k"), nb::arg("v"), nb::arg("cache"), nb::arg("layer"))
+        .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("layer"), nb::arg("scale"),
+             nb::arg("window"), nb::arg("group_heads"), nb::arg("first_head"))
+        .def("select", &record::select, nb::arg("x"))
         .def(
             "finish",
             [](Plan& self, std::size_t tokens, std::size_t wanted, std::size_t seqs, std::size_t context,
@@ -252,7 +262,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("fused", &Plan::fused)
         .def_prop_ro("op_names", &Plan::op_names)
         .def("write", &fill, nb::arg("register"), nb::arg("values").noconvert())
-        .def("read", &view)
+        .def("read", &view, nb::arg("register"))
         .def("run", &run_step, nb::arg("batch").noconvert(), nb::arg("scores").noconvert() = nb::none(),
              nb::arg("score_seq") = 0);
     m.def("step_columns", &step_columns, "The columns of the numbers that a plan runs, in order.");

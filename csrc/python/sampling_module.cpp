@@ -2,10 +2,12 @@
 #include "python/sampling_module.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/variant.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "kernels/sampling.h"
@@ -17,6 +19,7 @@ namespace {
 
 template <class T>
 using Row = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AnyRow = std::variant<Row<float>, Row<double>>;
 
 const float* some(const Row<float>& row) {
     if (row.shape(0) == 0) throw std::invalid_argument("a row of no values");
@@ -40,18 +43,22 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> array_of(std::vector<T>&& values) {
     return nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner);
 }
 
-template <class T>
-auto largest_of(Row<T> row, std::size_t num) {
-    if (num == 0 || num > row.shape(0))
-        throw std::invalid_argument(std::to_string(num) + " of " + std::to_string(row.shape(0)) + " values");
-    return array_of(largest(row.data(), row.shape(0), num));
+auto largest_of(const AnyRow& any, std::size_t num) {
+    const auto found = [&](const auto& row) {
+        if (num == 0 || num > row.shape(0))
+            throw std::invalid_argument(std::to_string(num) + " of " + std::to_string(row.shape(0)) + " values");
+        return array_of(largest(row.data(), row.shape(0), num));
+    };
+    return std::visit(found, any);
 }
 
-template <class T>
-auto weights_of(Row<T> row, double top, double temperature) {
-    std::vector<double> weights(row.shape(0));
-    exp_weights(row.data(), row.shape(0), top, temperature, weights.data());
-    return array_of(std::move(weights));
+auto weights_of(const AnyRow& any, double top, double temperature) {
+    const auto made = [&](const auto& row) {
+        std::vector<double> weights(row.shape(0));
+        exp_weights(row.data(), row.shape(0), top, temperature, weights.data());
+        return array_of(std::move(weights));
+    };
+    return std::visit(made, any);
 }
 
 }  // namespace
@@ -61,10 +68,8 @@ void bind_sampling(nb::module_& m) {
     m.def(
         "finite_argmax", [](Row<float> row) { return finite_argmax(some(row), row.shape(0)); },
         nb::arg("row").noconvert());
-    m.def("largest", &largest_of<float>, nb::arg("row").noconvert(), nb::arg("num"));
-    m.def("largest", &largest_of<double>, nb::arg("row").noconvert(), nb::arg("num"));
-    m.def("exp_weights", &weights_of<float>, nb::arg("row").noconvert(), nb::arg("top"), nb::arg("temperature"));
-    m.def("exp_weights", &weights_of<double>, nb::arg("row").noconvert(), nb::arg("top"), nb::arg("temperature"));
+    m.def("largest", &largest_of, nb::arg("row").noconvert(), nb::arg("num"));
+    m.def("exp_weights", &weights_of, nb::arg("row").noconvert(), nb::arg("top"), nb::arg("temperature"));
     m.def(
         "exp_sum", [](Row<float> row, double top) { return exp_sum(row.data(), row.shape(0), top); },
         nb::arg("row").noconvert(), nb::arg("top"));

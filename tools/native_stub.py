@@ -1,0 +1,42 @@
+"""Prints src/karat/_native.pyi, the types of the C++ extension, as nanobind reads them from the extension itself.
+
+Use: python -m tools.native_stub > native.pyi && mv native.pyi src/karat/_native.pyi
+"""
+
+import re
+import subprocess
+import sys
+from types import ModuleType
+
+from nanobind.stubgen import StubGen
+
+HEAD = '''"""Types of the C++ extension: `python -m tools.native_stub` makes this file, and a test compares them.
+
+csrc/plan/ops/ops.h and karat.ops.native_plan say what they mean.
+"""
+'''
+# nanobind adds the shape and the place of an array to its type.
+ANNOTATED = re.compile(r"Annotated\[(NDArray\[[\w.]+\]), dict\((?:[^()]|\([^()]*\))*\)\]")
+
+
+def stub(module: ModuleType) -> str:
+    """The stub of a module, formatted, without what depends on the compiler."""
+    generator = StubGen(module=module, include_docstrings=False, quiet=True)
+    generator.put(module)
+    text = ANNOTATED.sub(r"\1", generator.get())
+    text = re.sub(r"^compiler: str = .*", "compiler: str", text, flags=re.MULTILINE)
+    return formatted(HEAD + text)
+
+
+def formatted(text: str) -> str:
+    """As ruff writes it: without names that are not used, with lines of the project's length."""
+    for command in (["check", "--fix", "--select", "F401,I"], ["format"]):
+        given = [sys.executable, "-m", "ruff", *command, "--quiet", "--stdin-filename", "src/karat/_native.pyi", "-"]
+        text = subprocess.run(given, input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+if __name__ == "__main__":
+    import karat._native
+
+    sys.stdout.write(stub(karat._native))
