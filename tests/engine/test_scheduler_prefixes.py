@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.schedules import compute, make, sizes, text
+from karat.kv.sizes import GroupSize
+from tests.engine.schedules import compute, make, sequence, sizes, text
 
 
 def test_a_prompt_begins_with_the_blocks_of_one_before() -> None:
@@ -123,6 +124,47 @@ def test_what_is_removed_as_wrong_is_not_found() -> None:
         compute(scheduler, chunks)
         scheduler.remove(seq, forget=forget)
         scheduler.check()
+
+
+# Windows
+
+
+def test_a_prompt_waits_for_the_blocks_of_a_window_and_begins_after_them() -> None:
+    """A running sequence computes what comes next, and has given back what the one that waits would see before it."""
+    scheduler = make(64, 4, 4, 16, 8, True, GroupSize(30, 6))
+    scheduler.add(text(0, "abcdefgh" * 8, 9))
+    scheduler.add(text(1, "abcdefgh" * 7 + "xyz", 9))
+    for expected in ({0: 16}, {0: 16}, {0: 16}, {0: 16, 1: 0}, {0: 1, 1: 3}):
+        chunks = scheduler.schedule()
+        assert sizes(chunks) == {seq_id: num_tokens for seq_id, num_tokens in expected.items() if num_tokens}
+        compute(scheduler, chunks)
+        scheduler.check()
+    assert list(scheduler.blocks.table(1, 1)[:12]) == [-1] * 12 and scheduler.num_found_tokens == 56
+
+
+def test_a_prefix_whose_window_is_gone_is_computed_anew() -> None:
+    """All of the prompt's blocks are in the group without a window, which does not help."""
+    scheduler = make(64, 4, 4, 16, 8, True, GroupSize(5, 6))
+    scheduler.add(text(0, "abcdefgh" * 8, 30))
+    for _ in range(24):
+        compute(scheduler, scheduler.schedule())
+    scheduler.add(text(1, "abcdefgh" * 7 + "xyz", 9))
+    scheduler.remove(scheduler._running[0])
+    assert sizes(scheduler.schedule()) == {1: 16} and scheduler.num_found_tokens == 0
+    scheduler.check()
+
+
+def test_a_sequence_of_any_length_is_admitted_where_a_window_has_room_for_its_steps() -> None:
+    scheduler = make(1000, 4, 4, 16, 8, False, GroupSize(14, 6))
+    for seq_id in range(3):
+        scheduler.add(sequence(seq_id, 100, 4))
+    steps = []
+    while scheduler.num_running or scheduler.num_waiting:
+        chunks = scheduler.schedule()
+        steps.append(len(chunks))
+        compute(scheduler, chunks, done=lambda seq: len(seq.token_ids) == seq.max_len)
+        scheduler.check()
+    assert scheduler.num_preemptions == 0 and max(steps) == 2, "one in prefill holds 7 blocks at most, one in decode 4"
 
 
 # Salts
