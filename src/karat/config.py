@@ -63,6 +63,18 @@ class LayerShape:
     window: int | None
     rope: RopeConfig | None
 
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads={self.num_heads} is no multiple of num_key_value_heads={self.num_kv_heads}: "
+                "query heads are shared out evenly over KV heads; check config.json"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"head_dim={self.head_dim}: rotary embedding turns pairs, so an even number is needed")
+        rope, num_pairs = self.rope, self.head_dim // 2
+        if rope is not None and rope.rope_type == "factors" and len(rope.factors) != num_pairs:
+            raise ConfigError(f"{len(rope.factors)} factors of RoPE; expected one for each of {num_pairs} pairs")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
@@ -103,21 +115,16 @@ class ModelConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: expected a positive integer")
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"num_attention_heads={self.num_heads} is no multiple of num_key_value_heads={self.num_kv_heads}: "
-                "query heads are shared out evenly over KV heads; check config.json"
-            )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim={self.head_dim}: rotary embedding turns pairs, so an even number is needed")
-        if self.rope.rope_type == "factors" and len(self.rope.factors) != self.head_dim // 2:
-            raise ConfigError(
-                f"{len(self.rope.factors)} factors of RoPE; expected one for each of {self.head_dim // 2} pairs"
-            )
         if not self.rms_norm_eps > 0:
             raise ConfigError(f"rms_norm_eps={self.rms_norm_eps}: expected a number above 0")
         if len(self.layer_windows) != self.num_layers:
             raise ConfigError(f"{len(self.layer_windows)} layer types for {self.num_layers} layers")
+        _ = self.shapes  # which must be possible
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The sizes of all layers."""
+        return tuple(map(self.shape, range(self.num_layers)))
 
     def shape(self, layer: int) -> LayerShape:
         """The sizes of a layer. A family whose layers differ in more than their windows has a method of its own."""

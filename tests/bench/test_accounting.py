@@ -14,6 +14,7 @@ from karat.config import FLOAT_BYTES, RopeConfig
 from karat.kv.groups import bytes_per_token
 from karat.models.decoder import outline, weight_specs
 from karat.models.qwen2 import Qwen2Config
+from tests.support.uneven import uneven_config
 
 CONFIG = Qwen2Config(
     model_type="qwen2",
@@ -87,6 +88,17 @@ def test_every_byte_and_operation_counted_by_hand(
     assert work.linear_flops == 2 * (3 * layer * num_tokens + 12 * 50 * len(rows))
     assert work.bytes == work.weight_bytes + work.cache_bytes
     assert work.flops == work.linear_flops + work.attention_flops
+
+
+def test_layers_of_different_sizes_are_counted_each() -> None:
+    config = uneven_config()
+    sizes = {spec.source: 50 for spec in weight_specs(config)}
+    work = Account(config, sizes, "float32").of(batch_of([(9, 1)], [0]))
+    # Two layers with a window of 5, 4 KV heads of 6 and 8 query heads; one that sees all, 2 KV heads of 10 and 8.
+    assert work.cache_bytes == 4 * (2 * 5 * 4 * 2 * 6 + 10 * 2 * 2 * 10)
+    assert work.attention_flops == 2 * 5 * 8 * 4 * 6 + 10 * 8 * 4 * 10
+    layer = [24 * (2 * 48 + 2 * 24 + 3 * 40), 24 * (2 * 80 + 2 * 20 + 3 * 72)]
+    assert work.linear_flops == 2 * (2 * layer[0] + layer[1] + 24 * 50)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -116,11 +116,8 @@ def in_ranks(trace: Trace, subject: Subject) -> Trace:
     split_by_columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "act")
     split_by_heads = ("q_norm", "k_norm", "q_rope", "k_rope", "attention")
     axes = dict.fromkeys((*split_by_columns, *split_by_heads), 1) | {"scores": 0, "weights": 0}
-    heads = {
-        "q": subject.graph.config.num_heads,
-        "k": subject.graph.config.num_kv_heads,
-        "v": subject.graph.config.num_kv_heads,
-    }
+    shape = subject.graph.config.shape(0)  # families of the zoo have layers alike
+    heads = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads}
     arrays: dict[str, Any] = {}
     for name, array in trace.arrays.items():
         part = name.rpartition(".")[2]

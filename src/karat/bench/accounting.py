@@ -62,7 +62,11 @@ class Account:
         self._head_params = config.vocab_size * config.hidden_size
         self._row_bytes = stored_bytes[_EMBEDDING] // config.vocab_size
         read = keys_read(outline(config).keeps)
-        self._keys = [(keys, bytes_per_token([keys], kv_dtype)) for keys in read if keys is not None]
+        self._attention = [  # of each layer: its keys, their bytes a token, its query heads
+            (keys, bytes_per_token([keys], kv_dtype), shape.num_heads)
+            for keys, shape in zip(read, config.shapes, strict=True)
+            if keys is not None
+        ]
 
     def of(self, batch: ForwardBatch) -> Work:
         """The work of one step."""
@@ -75,11 +79,11 @@ class Account:
         visible = batch.positions.astype(np.int64) + 1  # [tokens] keys that each token sees
         first_new = batch.context_lens.astype(np.int64) - np.diff(batch.query_starts)  # [seqs]
         attention_flops, cache_bytes = 0, 0  # summed over layers
-        for keys, key_bytes in self._keys:
+        for keys, key_bytes, num_heads in self._attention:
             window = keys.window
             oldest = 0 if window is None else np.maximum(0, first_new - window + 1)  # key that the first new token sees
             num_seen = int((visible if window is None else np.minimum(visible, window)).sum())
-            attention_flops += 2 * config.num_heads * (keys.k_dim + keys.v_dim) * num_seen
+            attention_flops += 2 * num_heads * (keys.k_dim + keys.v_dim) * num_seen
             cache_bytes += key_bytes * int((batch.context_lens - oldest).sum())
         return Work(
             weight_bytes=weight_bytes,

@@ -19,7 +19,7 @@ from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.convert.conversion import rope_factors, stored_tensor
-from karat.convert.metadata import model_pairs
+from karat.convert.metadata import model_pairs, rope_of
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.opening import open_gguf
@@ -160,7 +160,7 @@ def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCh
         stored_tensor(config, name, weight.dtype, weight.shape, partial(checkpoint.weights.__getitem__, name))
         for name, weight in checkpoint.weights.items()
     ]
-    if config.rope.rope_type == "llama3":
+    if rope_of(config).rope_type == "llama3":
         tensors.append(rope_factors(config))
     write_gguf(path, [*model_pairs(config, path.stem), ("general.file_type", scalar("UINT32", 0))], tensors)
     return open_gguf(path)

@@ -18,7 +18,7 @@ from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.checkpoint.unused import remarks_on_unused
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
-from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs
+from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
 from karat.convert.mix import Mix, type_of
 from karat.convert.tokenizer import tokenizer_pairs
 from karat.errors import NumericsError, UsageError
@@ -101,7 +101,7 @@ def convert(
     for number, (tensor, report) in enumerate(zip(tensors, reports, strict=True)):
         tensors[number] = replace(tensor, chunks=partial(_with_progress, tensor.chunks, progress, report, done, total))
         done += report.num_bytes
-    if config.rope.rope_type in ("llama3", "factors"):
+    if rope_of(config).rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
     pairs, warnings = _pairs(source, config)
     is_quantised = any(report.dtype in FORMATS for report in reports)
@@ -150,7 +150,9 @@ def stored_order(weight: Weight, config: ModelConfig) -> Weight:
         return replace(weight, row_order=None)
     if not FAMILIES[config.model_type].gguf.is_paired(weight.name):
         return weight
-    return replace(weight, row_order=partial(_pairing_rows, weight.shape[0], config.head_dim))
+    match = _LAYER.match(weight.name)
+    assert match, f"{weight.name}: rows are paired in layers alone"
+    return replace(weight, row_order=partial(_pairing_rows, weight.shape[0], config.shape(int(match[1])).head_dim))
 
 
 def _pairing_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
@@ -231,13 +233,13 @@ def _with_progress(
 
 def rope_factors(config: ModelConfig) -> NewTensor:
     """The tensor rope_freqs.weight [head_dim / 2] with the RoPE factors of a llama3 or factors scaling."""
-    rope = config.rope
+    rope = rope_of(config)
     if rope.rope_type == "factors":
         factors = np.array(rope.factors, "<f4")
     else:
         factors = llama3_factors(
             rope.theta,
-            config.head_dim,
+            config.shape(0).head_dim,
             rope.factor,
             rope.low_freq_factor,
             rope.high_freq_factor,

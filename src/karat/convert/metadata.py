@@ -1,7 +1,9 @@
 """A model's configuration as the metadata of a GGUF file, with errors for what GGUF cannot express."""
 
+from dataclasses import replace
+
 from karat.checkpoint.gguf.writer import scalar, string
-from karat.config import ModelConfig, RopeConfig
+from karat.config import LayerShape, ModelConfig, RopeConfig
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
 from karat.ops.rope_table import yarn_attention_factor
@@ -11,7 +13,7 @@ Pairs = list[tuple[str, bytes]]
 
 def model_pairs(config: ModelConfig, name: str) -> Pairs:
     """The pairs of general.* and of the architecture. ConfigError for a model that GGUF cannot express."""
-    form = FAMILIES[config.model_type].gguf
+    form, shape, rope = FAMILIES[config.model_type].gguf, _shape(config), rope_of(config)
     arch, window = form.architecture, _window(config)
     if window and not form.has_window:
         raise ConfigError(
@@ -22,12 +24,12 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_heads,
-        "attention.head_count_kv": config.num_kv_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "rope.dimension_count": config.head_dim,
+        "feed_forward_length": shape.inner_size,
+        "attention.head_count": shape.num_heads,
+        "attention.head_count_kv": shape.num_kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "rope.dimension_count": shape.head_dim,
         "vocab_size": config.vocab_size,
     }
     if form.has_window:  # 0 too: a file without the key gets a warning when it is opened
@@ -38,15 +40,31 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         ("general.name", string(name)),
         *((f"{arch}.{key}", scalar("UINT32", number)) for key, number in numbers.items()),
         (f"{arch}.attention.layer_norm_rms_epsilon", scalar("FLOAT32", config.rms_norm_eps)),
-        (f"{arch}.rope.freq_base", scalar("FLOAT32", config.rope.theta)),
+        (f"{arch}.rope.freq_base", scalar("FLOAT32", rope.theta)),
     ]
-    return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(config.rope)]
+    return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(rope)]
 
 
 def _window(config: ModelConfig) -> int:
     """The smallest window below the context length, in tokens; 0 for none."""
-    windows = (window for window in config.layer_windows if window is not None)
+    windows = (shape.window for shape in config.shapes if shape.window is not None)
     return min((window for window in windows if window < config.max_position_embeddings), default=0)
+
+
+def _shape(config: ModelConfig) -> LayerShape:
+    """The shape of all layers, but for their windows. ConfigError for layers that differ."""
+    first, *others = (replace(shape, window=None) for shape in config.shapes)
+    if any(shape != first for shape in others):
+        raise ConfigError("layers of different sizes or RoPE cannot be written as GGUF yet; expected layers alike")
+    return first
+
+
+def rope_of(config: ModelConfig) -> RopeConfig:
+    """The RoPE of all layers. ConfigError for layers that differ, and for a model without."""
+    rope = _shape(config).rope
+    if rope is None:
+        raise ConfigError("a model without RoPE cannot be written as GGUF yet; expected RoPE in every layer")
+    return rope
 
 
 def different_in_llama_cpp(config: ModelConfig) -> str | None:

@@ -92,7 +92,8 @@ def _wanted(mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, conf
 
 def _in_layer(mix: Mix, part: str, layer: int, config: ModelConfig) -> str:
     """The type of a part of a layer (v_proj, down_proj …), by the rules for all families."""
-    is_shared = config.num_heads // config.num_kv_heads >= 4
+    shape = config.shape(layer)
+    is_shared = shape.num_heads >= 4 * shape.num_kv_heads
     match mix.name, part:
         case "Q2_K", "v_proj":
             return "Q4_K" if is_shared else "Q3_K"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, get_args
 
 from karat.checkpoint import ModelCheckpoint
@@ -15,7 +16,7 @@ from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import cache_spec
 from karat.machine.memory import available_bytes
 from karat.models.cut_units import cut_units
-from karat.models.decoder import outline
+from karat.models.decoder import outline, weight_specs
 from karat.models.degrees import check_degree
 from karat.models.registry import Model, build, find_weights
 from karat.ops import registry
@@ -179,17 +180,20 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
 
 
 def _parts_bytes(config: ModelConfig, ops: Executor, options: Options, max_model_len: int) -> int:
-    """What attention's parts take on all ranks together; other executors have none."""
+    """What attention's parts take on all ranks together, in the layer with the most; other executors have none."""
     if ops.executor != "native":
         return 0
     from karat.ops.native import parts_bytes  # loaded already
 
-    return parts_bytes(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_seqs=options.max_num_seqs,
-        context=max_model_len,
+    return max(
+        parts_bytes(
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            num_seqs=options.max_num_seqs,
+            context=max_model_len,
+        )
+        for shape in set(config.shapes)
     )
 
 
@@ -202,7 +206,6 @@ def _max_step_ms(ops: Executor, options: Options) -> int:
 
 def _key_work(config: ModelConfig) -> float:
     """Multiply-adds of attention for one key that a token sees, as a fraction of those of the token's linear layers."""
-    width = config.num_heads * config.head_dim
-    kv_width = config.num_kv_heads * config.head_dim
-    linear = config.hidden_size * (2 * width + 2 * kv_width + 3 * config.intermediate_size)
-    return 2 * width / linear
+    attention = sum(2 * shape.num_heads * shape.head_dim for shape in config.shapes)
+    specs = [spec for spec in weight_specs(config) if spec.source.startswith("model.layers.")]
+    return attention / sum(prod(spec.shape) for spec in specs if len(spec.shape) == 2)

@@ -10,7 +10,7 @@ from karat.bench.peers.api import PeerModel
 from karat.checkpoint import requantized_type
 from karat.checkpoint.gguf.writer import NewTensor, numbers, scalar, string, strings, write_gguf
 from karat.convert.conversion import rope_factors, stored_tensor
-from karat.convert.metadata import Pairs, model_pairs
+from karat.convert.metadata import Pairs, model_pairs, rope_of
 from karat.convert.mix import MIXES
 from karat.errors import UsageError
 from karat.quant import FORMATS
@@ -24,16 +24,17 @@ def write_peer_file(path: Path, model: PeerModel) -> None:
     express.
     """
     config = model.config
-    if config.rope.rope_type not in ("default", "llama3"):
+    rope = rope_of(config)
+    if rope.rope_type not in ("default", "llama3"):
         raise UsageError(
-            f"a peer's GGUF file cannot be made of a model with {config.rope.rope_type} RoPE; expected default or "
-            "llama3; measure it without peer"
+            f"a peer's GGUF file cannot be made of a model with {rope.rope_type} RoPE; expected default or llama3; "
+            "measure it without peer"
         )
-    if any(window is not None for window in config.layer_windows):
+    if any(shape.window is not None for shape in config.shapes):
         raise UsageError("a peer's GGUF file cannot be made of a model with a sliding window; measure it without peer")
     tensors = [_tensor(model, name) for name in model.weights]
     embedding = tensors[[*model.weights].index("model.embed_tokens.weight")]
-    if config.rope.rope_type == "llama3":
+    if rope.rope_type == "llama3":
         tensors.append(rope_factors(config))
     pairs = [*model_pairs(config, "karat bench"), *_vocabulary(config.vocab_size)]
     if embedding.dtype in MIXES:  # otherwise it is a mix, or no type at all

@@ -55,7 +55,7 @@ class Tokenised:
 
 def _window(config: ModelConfig) -> int | None:
     """The first token that does not see all tokens before it."""
-    return min((window for window in config.layer_windows if window is not None), default=None)
+    return min((shape.window for shape in config.shapes if shape.window is not None), default=None)
 
 
 def _without_windows(config: ModelConfig) -> ModelConfig:

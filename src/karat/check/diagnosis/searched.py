@@ -26,9 +26,9 @@ def searched(replay: Replay, finding: Finding, budget: Budget) -> Iterator[Varia
     Stops when the time is up.
     """
     nodes = [replay.graph.nodes[name] for name in finding.segment]
-    rope = replay.graph.config.rope
-    turned = [node.name for node in nodes if node.kind == "rope"]
+    turned = {node.name: node.params["rope"] for node in nodes if node.kind == "rope"}
     if turned:
+        rope = next(iter(turned.values()))
 
         def bases(theta: float) -> Edits:
             return {name: {"rope": replace(rope, theta=theta)} for name in turned}

@@ -167,7 +167,7 @@ def masks(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
     if scope.tokens.num_steps > 1:
         yield "mask-misaligned", "rows count from the start of the step", {s: {"align": "top-left"}}
     window = layer.node(s).params["window"]
-    others = {w for w in scope.config.layer_windows if w is not None}
+    others = {shape.window for shape in scope.config.shapes if shape.window is not None}
     if window is not None:
         yield "mask-window", "the window is ignored", {s: {"window": None}}
         others |= {window - 1, window + 1}
@@ -177,22 +177,22 @@ def masks(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
 
 def scales(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     s = "self_attn.scores"
-    d, config = scope.config.head_dim, scope.config
+    d, num_heads, config = layer.shape.head_dim, layer.shape.num_heads, scope.config
     yield "scale-missing", "scores are multiplied by 1", {s: {"scale": 1.0}}
     yield "scale-twice", "scores are multiplied by 1 / head_dim", {s: {"scale": 1.0 / d}}
     yield "scale-wrong", "multiplied by sqrt(head_dim)", {s: {"scale": d**0.5}}
     yield "scale-wrong", "hidden_size ** -0.5", {s: {"scale": config.hidden_size**-0.5}}
-    if config.hidden_size // config.num_heads != d:
+    if config.hidden_size // num_heads != d:
         yield (
             "scale-wrong",
             "(hidden_size / heads) ** -0.5",
-            {s: {"scale": (config.hidden_size / config.num_heads) ** -0.5}},
+            {s: {"scale": (config.hidden_size / num_heads) ** -0.5}},
         )
     for cap in CAPS:
         yield "softcap", f"scores capped at {cap:g}", {s: {"score_cap": cap}}
     for axis, name in ((-2, "queries"), (0, "heads")):
         yield "softmax-axis", f"over {name}", {"self_attn.weights": {"axis": axis}}
-        if any(window is not None for window in config.layer_windows):
+        if any(shape.window is not None for shape in config.shapes):
             yield (
                 "softmax-axis",
                 f"over {name}, of the keys in a cache of the window",
@@ -202,14 +202,15 @@ def scales(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
 
 def heads(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     s, a = "self_attn.scores", "self_attn.attention"
-    if 1 < scope.config.num_kv_heads < scope.config.num_heads:
+    if 1 < layer.shape.num_kv_heads < layer.shape.num_heads:
         tile: Params = {"gqa": "tile"}
         yield "gqa-tile", "K and V", {s: tile, a: tile}
         yield "gqa-tile", "K", {s: tile}
         yield "gqa-tile", "V", {a: tile}
     yield "heads-order", "[tokens, head_dim, heads]", {a: {"head_order": "dim-major"}}
     yield "heads-order", "[heads, tokens, head_dim] flattened as it is", {a: {"head_order": "untransposed"}}
-    yield "rope-on-v", "v is turned too", {a: {"rope_v": scope.config.rope}}
+    if layer.shape.rope is not None:
+        yield "rope-on-v", "v is turned too", {a: {"rope_v": layer.shape.rope}}
 
 
 def caches(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:

@@ -82,9 +82,8 @@ def bias_factor(biased: Op[Biased], a: Biased, number: float) -> Array:
 def other_layers(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     """The weight of the same part of each other layer, with its bias."""
     for other in range(scope.config.num_layers if node.layer is not None else 0):
-        if other != node.layer:
-            params = scope.graph.by_role[other, node.role].params
-            taken = {key: params[key] for key in ("weight", "bias") if params.get(key)}
+        if other != node.layer and (found := scope.same_part(node, other)):
+            taken = {key: found.params[key] for key in ("weight", "bias") if found.params.get(key)}
             yield "layer-prefix", f"the weight of layer {other}", taken
 
 
@@ -116,10 +115,10 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
             yield bug, f"{detail}, the bias too", both
     if role in ("self_attn.q_proj", "self_attn.k_proj"):
         for direction in ("to-pairs", "from-pairs"):
-            params: Params = {"effective": Effective("permuted", (weight,), (scope.config.head_dim, direction))}
+            params: Params = {"effective": Effective("permuted", (weight,), (node.params["head_dim"], direction))}
             yield "gguf-permute", direction, params
             if bias_name := node.params.get("bias"):
-                both = {"effective_bias": Effective("permuted", (bias_name,), (scope.config.head_dim, direction))}
+                both = {"effective_bias": Effective("permuted", (bias_name,), (node.params["head_dim"], direction))}
                 yield "gguf-permute", f"{direction}, the bias too", {**params, **both}
 
 

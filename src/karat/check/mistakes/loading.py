@@ -27,8 +27,8 @@ def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
     """All mistakes of a loader in one layer."""
     nodes = [layer.node(role) for role in _QKV]
     yield from _biases(layer, nodes)
-    yield from _fused(scope, nodes)
-    yield from _permuted(scope, nodes[:2])
+    yield from _fused(nodes)
+    yield from _permuted(nodes[:2])
     for other in range(scope.config.num_layers):
         if other != layer.index:
             for what, roles in _GROUPS.items():
@@ -55,26 +55,26 @@ def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
         yield Variant("bias-missing", "o_proj and down_proj", {node.name: {"bias_factor": 0} for node in reduced})
 
 
-def _fused(scope: Scope, nodes: Sequence[Node]) -> Iterator[Variant]:
+def _fused(nodes: Sequence[Node]) -> Iterator[Variant]:
     """q, k and v stacked in one order and cut in another."""
     weights = tuple(node.params["weight"] for node in nodes)
     biases = tuple(node.params["bias"] for node in nodes if node.params.get("bias"))
     for stored, cut in _cuts():
         edits: dict[str, Params] = {}
         for index, node in enumerate(nodes):
-            args = (stored, cut, index, scope.config.head_dim)
+            args = (stored, cut, index, node.params["head_dim"])
             edits[node.name] = {"effective": Effective("fused", weights, args)}
             if biases:
                 edits[node.name]["effective_bias"] = Effective("fused", biases, args)
         yield Variant("qkv-split", f"stacked as {_named(stored)}, cut as {_named(cut)}", edits)
 
 
-def _permuted(scope: Scope, nodes: Sequence[Node]) -> Iterator[Variant]:
+def _permuted(nodes: Sequence[Node]) -> Iterator[Variant]:
     """Rows of q and k in the order of Llama's GGUF files."""
     for direction in ("to-pairs", "from-pairs"):
         edits: dict[str, Params] = {}
         for node in nodes:
-            how = (scope.config.head_dim, direction)
+            how = (node.params["head_dim"], direction)
             edits[node.name] = {"effective": Effective("permuted", (node.params["weight"],), how)}
             if bias_name := node.params.get("bias"):
                 edits[node.name]["effective_bias"] = Effective("permuted", (bias_name,), how)
@@ -85,9 +85,8 @@ def taken_from(scope: Scope, layer: Layer, other: int, roles: Iterable[str]) -> 
     """The layer with another layer's weights and biases in these roles, where the family has them."""
     edits = {}
     for role in roles:
-        if role in layer:
-            params = scope.graph.by_role[other, role].params
-            edits[layer.node(role).name] = {k: params[k] for k in ("weight", "bias") if params.get(k)}
+        if role in layer and (found := scope.same_part(layer.node(role), other)):
+            edits[layer.node(role).name] = {k: found.params[k] for k in ("weight", "bias") if found.params.get(k)}
     return edits
 
 

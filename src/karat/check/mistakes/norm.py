@@ -95,7 +95,9 @@ def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, P
     q, k = "self_attn.q_norm", "self_attn.k_norm"
     for detail, roles in (("q and k", (q, k)), ("q", (q,)), ("k", (k,))):
         yield "qk-norm-missing", f"{detail} not normalised", {role: {"skip": True} for role in roles}
-    rope = scope.config.rope
+    rope = layer.shape.rope
+    if rope is None:
+        return
     inputs = {part: (layer.node(f"self_attn.{part}_proj").name,) for part in "qk"}
     normed = tuple(layer.node(role).name for role in (q, k))
     edits: dict[str, Params] = {"self_attn.scores": {"inputs": normed}}

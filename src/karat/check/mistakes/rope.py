@@ -16,7 +16,7 @@ from karat.check.model.context import Array
 from karat.check.model.evaluate import Op
 from karat.check.model.ops import Angles, Rope
 from karat.check.model.tokens import Tokens
-from karat.config import RopeConfig
+from karat.config import LayerShape, RopeConfig
 
 _THETAS = (500.0, 1e4, 1e5, 5e5, 1e6, 1e7)
 _OF_STEPS = {
@@ -103,13 +103,16 @@ def _frozen(first_step: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int64]:
 
 
 def ropes(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    rope = layer.shape.rope
+    if rope is None:
+        return
     for detail, roles in (("q and k", ("q", "k")), ("q", ("q",)), ("k", ("k",))):
-        for bug, what, params in _rope_params(scope):
+        for bug, what, params in _rope_params(scope, layer.shape, rope):
             yield bug, f"{what} ({detail})", {f"self_attn.{part}_rope": params for part in roles}
 
 
-def _rope_params(scope: Scope) -> Iterator[tuple[str, str, Params]]:
-    d = scope.config.head_dim
+def _rope_params(scope: Scope, shape: LayerShape, rope: RopeConfig) -> Iterator[tuple[str, str, Params]]:
+    d = shape.head_dim
     yield "rope-pairing", "neighbours are turned", {"pairing": "interleaved"}
     yield "rope-missing-k", "not turned", {"skip": True}
     yield "rope-twice", "turned twice", {"times": 2}
@@ -119,14 +122,14 @@ def _rope_params(scope: Scope) -> Iterator[tuple[str, str, Params]]:
     kinds = (_OF_STEPS if scope.tokens.num_steps > 1 else {}) | ({} if scope.tokens.is_single else _FLAT)
     for kind, detail in kinds.items():
         yield "rope-position", detail, {"positions": kind}
-    for detail, config in rope_mistakes(scope.config.rope):
+    for detail, config in rope_mistakes(rope):
         yield "rope-theta", detail, {"rope": config}
     for part in (2, 4):
         if d % (2 * part) == 0:
             yield "rope-partial", f"only {d // part} of {d} dimensions", {"rotary_dim": d // part}
             params: Params = {"rotary_dim": d // part, "table_dim": d}
             yield "rope-partial", f"only {d // part} of {d} dimensions, frequencies of {d}", params
-    other = scope.config.hidden_size // scope.config.num_heads
+    other = scope.config.hidden_size // shape.num_heads
     for size in sorted({other, 2 * d, d // 2} - {d}):
         if size % 2 == 0 and size > 1:
             params = {"rotary_dim": min(size, d), "table_dim": size}

@@ -7,7 +7,7 @@ from typing import Any
 from karat.check.model.graph import Graph, Kind, Node
 from karat.check.model.tokens import Tokens
 from karat.check.model.weights import CheckpointWeights
-from karat.config import ModelConfig
+from karat.config import LayerShape, ModelConfig
 
 Params = dict[str, Any]
 
@@ -36,6 +36,13 @@ class Scope:
     def config(self) -> ModelConfig:
         return self.graph.config
 
+    def same_part(self, node: Node, other: int) -> Node | None:
+        """The part of layer `other` that could stand in for this one; None if it has none with a weight as large."""
+        found = self.graph.by_role.get((other, node.role))
+        shape_of = self.weights.shape
+        fits = found is not None and shape_of(found.params["weight"]) == shape_of(node.params["weight"])
+        return found if fits else None
+
 
 class Layer:
     """The nodes of one layer by role."""
@@ -43,6 +50,10 @@ class Layer:
     def __init__(self, graph: Graph, index: int) -> None:
         self.graph = graph
         self.index = index
+
+    @property
+    def shape(self) -> LayerShape:
+        return self.graph.config.shape(self.index)
 
     def __contains__(self, role: str) -> bool:
         return (self.index, role) in self.graph.by_role

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from karat.checkpoint.weights import WeightSpec
-from karat.config import ModelConfig
+from karat.config import LayerShape, ModelConfig
 from karat.errors import UsageError
 from karat.layers.shards import Wholes
 from karat.ops import api
@@ -79,6 +79,11 @@ class Graph:
         self.nodes = nodes
         self.order = {name: index for index, name in enumerate(nodes)}
         self.by_role = {(node.layer, node.role): node for node in nodes.values()}
+
+    def shape(self, node: Node) -> LayerShape:
+        """The sizes of the layer of a node."""
+        assert node.layer is not None, f"{node.name} is in no layer"
+        return self.config.shape(node.layer)
 
 
 def build_graph(config: ModelConfig) -> Graph:

@@ -74,7 +74,7 @@ def record_model(
 ) -> Trace:
     """Run a loaded model on a tap of its executor, and record one sequence."""
     config, inner = model.config, model.ops
-    selection.check(config.num_layers, config.num_heads)
+    selection.check(config.num_layers, max(shape.num_heads for shape in config.shapes))
     tap = Tap(inner, keep=selection.keeps)
     kv_dtype = kv_dtype or inner.default_kv_dtype
     total = steps.total

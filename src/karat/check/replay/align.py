@@ -30,11 +30,12 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """The shape of a node's result: the tokens of its rows, and a row's shape."""
+    """The shape of a node's result: the tokens of its rows, and a row's shape; the heads of scores and weights."""
 
     node: Node
     domain: NDArray[np.int64]
     features: tuple[int, ...]
+    num_heads: int = 0
 
 
 class Recordings(Mapping[str, Recorded]):
@@ -43,10 +44,10 @@ class Recordings(Mapping[str, Recorded]):
     Raises TraceError for a shape that does not fit its node.
     """
 
-    def __init__(self, trace: Trace, tokens: Tokens, num_heads: int, places: Mapping[str, Place], budget: int) -> None:
-        self._trace, self._tokens, self._num_heads = trace, tokens, num_heads
+    def __init__(self, trace: Trace, tokens: Tokens, places: Mapping[str, Place], budget: int) -> None:
+        self._trace, self._tokens = trace, tokens
         self._places = {name: place for name, place in places.items() if name in trace.arrays}
-        self._shapes = {name: _shape(trace, name, place, num_heads) for name, place in self._places.items()}
+        self._shapes = {name: _shape(trace, name, place) for name, place in self._places.items()}
         self._kept: ByteLRU[str, Recorded] = ByteLRU(budget)
         self._masks: dict[str, NDArray[np.bool_]] = {}
 
@@ -54,7 +55,7 @@ class Recordings(Mapping[str, Recorded]):
         place, shape = self._places[name], self._shapes[name]
 
         def make() -> Recorded:
-            return _align(self._trace, place, self._tokens, shape, self._num_heads)
+            return _align(self._trace, place, self._tokens, shape)
 
         return self._kept.get(name, make)
 
@@ -74,7 +75,7 @@ class Recordings(Mapping[str, Recorded]):
         if name not in self._masks:
             rows = np.isin(np.arange(self._tokens.num_tokens), self._trace.rows_of(name))
             if self._places[name].node.kind in ("scores", "softmax"):
-                every = np.arange(self._num_heads)
+                every = np.arange(self._places[name].num_heads)
                 chosen = np.isin(every, self._trace.info.heads.get(name, every))
                 rows = chosen[:, None] & rows
             self._masks[name] = rows
@@ -87,7 +88,7 @@ class Recordings(Mapping[str, Recorded]):
         )
 
 
-def _shape(trace: Trace, name: str, place: Place, num_heads: int) -> tuple[int, ...]:
+def _shape(trace: Trace, name: str, place: Place) -> tuple[int, ...]:
     """The shape of an array, without leading axes of length 1 for a batch."""
     found, node = trace.shape_of(name), place.node
     rows, heads, shape = trace.rows_of(name), trace.info.heads.get(name), found
@@ -100,8 +101,8 @@ def _shape(trace: Trace, name: str, place: Place, num_heads: int) -> tuple[int, 
         shape = shape[1:]
     if len(shape) <= axis or shape[axis] != len(rows):
         raise TraceError(f"{name}: shape {found}; expected {len(rows)} tokens on axis {axis}")
-    if has_keys and (len(shape) != 3 or shape[0] != (num_heads if heads is None else len(heads))):
-        raise TraceError(f"{name}: shape {found}; expected [{num_heads} heads, tokens, keys]")
+    if has_keys and (len(shape) != 3 or shape[0] != (place.num_heads if heads is None else len(heads))):
+        raise TraceError(f"{name}: shape {found}; expected [{place.num_heads} heads, tokens, keys]")
     if not has_keys and prod(shape[1:]) != prod(place.features):
         raise TraceError(
             f"{name}: shape {found}; expected [tokens, {', '.join(map(str, place.features))}] of this model: is the "
@@ -110,9 +111,9 @@ def _shape(trace: Trace, name: str, place: Place, num_heads: int) -> tuple[int, 
     return shape
 
 
-def _align(trace: Trace, place: Place, tokens: Tokens, shape: tuple[int, ...], num_heads: int) -> Recorded:
+def _align(trace: Trace, place: Place, tokens: Tokens, shape: tuple[int, ...]) -> Recorded:
     """The recorded result of a node, in float64 and in the node's shape."""
-    node, domain, features = place.node, place.domain, place.features
+    node, domain, features, num_heads = place.node, place.domain, place.features, place.num_heads
     name, rows, heads = node.name, trace.rows_of(node.name), trace.info.heads.get(node.name)
     with np.errstate(invalid="ignore"):
         values = np.asarray(trace.arrays[name], np.float64).reshape(shape)

@@ -15,6 +15,7 @@ import numpy as np
 
 from karat.check.model.graph import Graph, Node
 from karat.check.trace.format import Array, LazyArrays, Trace
+from karat.config import LayerShape
 from karat.errors import TraceError
 
 _SPLIT = frozenset(
@@ -55,7 +56,9 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
         node = graph.nodes.get(name)
         if node is None or node.role not in _SPLIT:
             return trace.arrays[f"{name}@0"]
-        return _joined(graph, node, {rank: trace.arrays[f"{name}@{rank}"] for rank in range(ranks)}, held)
+        shape = graph.shape(node)
+        by_rank = {rank: trace.arrays[f"{name}@{rank}"] for rank in range(ranks)}
+        return _joined(shape, node, by_rank, held.get(shape))
 
     differing = []
     for name in parts:
@@ -64,7 +67,10 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
         node = graph.nodes.get(name)
         others = (trace.arrays[f"{name}@{rank}"] for rank in range(ranks))
         if node is not None and node.role in _SPLIT:
-            same = node.role not in _OF_KV_HEADS or _copies_agree(graph, whole, dict(enumerate(others)), held)
+            shape = graph.shape(node)
+            same = node.role not in _OF_KV_HEADS or _copies_agree(
+                shape, whole, dict(enumerate(others)), held.get(shape)
+            )
         else:
             same = all(np.array_equal(array, whole, equal_nan=True) for array in others)
         if not same:
@@ -83,27 +89,29 @@ def merged(traces: Sequence[Trace]) -> Trace:
     return Trace(replace(traces[0].info, ranks=len(traces)), arrays)
 
 
-def _held_kv_heads(graph: Graph, shapes: Mapping[str, Sequence[tuple[int, ...]]]) -> list[range] | None:
+def _held_kv_heads(graph: Graph, arrays: Mapping[str, Sequence[tuple[int, ...]]]) -> dict[LayerShape, list[range]]:
     """The KV heads of each rank: those that its query heads read. Query heads are split in the order of ranks.
 
-    shapes: of each array on ranks 0, 1, …. None if no result tells how many query heads a rank has.
+    arrays: shapes on ranks 0, 1, …. Without layers of which no result tells how many query heads a rank has.
     """
-    config = graph.config
-    per_kv = config.num_heads // config.num_kv_heads
-    for name, of_ranks in shapes.items():
-        if (node := graph.nodes.get(name)) is None or node.role not in _OF_HEADS:
+    held: dict[LayerShape, list[range]] = {}
+    for name, of_ranks in arrays.items():
+        if (node := graph.nodes.get(name)) is None or node.role not in _OF_HEADS or graph.shape(node) in held:
             continue
-        counts = [prod(shape[1:]) // config.head_dim for shape in of_ranks]
+        shape = graph.shape(node)
+        per_kv = shape.num_heads // shape.num_kv_heads
+        counts = [prod(array[1:]) // shape.head_dim for array in of_ranks]
         ends = list(accumulate(counts))
-        if ends[-1] == config.num_heads:
-            return [range((end - num) // per_kv, -(-end // per_kv)) for end, num in zip(ends, counts, strict=True)]
-    return None
+        if ends[-1] == shape.num_heads:
+            ranges = zip(ends, counts, strict=True)
+            held[shape] = [range((end - num) // per_kv, -(-end // per_kv)) for end, num in ranges]
+    return held
 
 
-def _copies_agree(graph: Graph, whole: Array, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> bool:
+def _copies_agree(shape: LayerShape, whole: Array, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> bool:
     """Whether ranks that hold the same KV head have the same values of it."""
-    heads = whole.reshape(len(whole), -1, graph.config.head_dim)
-    parts = [np.asarray(by_rank[rank]).reshape(len(whole), -1, graph.config.head_dim) for rank in sorted(by_rank)]
+    heads = whole.reshape(len(whole), -1, shape.head_dim)
+    parts = [np.asarray(by_rank[rank]).reshape(len(whole), -1, shape.head_dim) for rank in sorted(by_rank)]
     if held is None or [part.shape[1] for part in parts] != [len(own) for own in held]:
         return True  # another way of sharing heads out, whose copies are not known
     return all(
@@ -112,23 +120,22 @@ def _copies_agree(graph: Graph, whole: Array, by_rank: Mapping[int, Array], held
     )
 
 
-def _joined(graph: Graph, node: Node, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> Array:
+def _joined(shape: LayerShape, node: Node, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> Array:
     """The parts side by side; a KV head that several ranks hold is taken once."""
     axis = 0 if node.kind in ("scores", "softmax") else 1
     parts = [np.asarray(by_rank[rank]) for rank in sorted(by_rank)]
-    config = graph.config
     if node.role in _OF_KV_HEADS:
-        parts = [part.reshape(len(part), -1, config.head_dim) for part in parts]
+        parts = [part.reshape(len(part), -1, shape.head_dim) for part in parts]
         if held and [part.shape[1] for part in parts] == [len(heads) for heads in held]:
-            whole = np.zeros((len(parts[0]), config.num_kv_heads, config.head_dim), parts[0].dtype)
+            whole = np.zeros((len(parts[0]), shape.num_kv_heads, shape.head_dim), parts[0].dtype)
             for part, heads in zip(parts, held, strict=True):
                 whole[:, heads.start : heads.stop] = part
             return whole if by_rank[0].ndim == 3 else whole.reshape(len(whole), -1)
-        copies = sum(part.shape[1] for part in parts) / config.num_kv_heads
+        copies = sum(part.shape[1] for part in parts) / shape.num_kv_heads
         if copies > 1 and copies == int(copies):
             parts = parts[:: int(copies)]
     try:
         return np.concatenate(parts, axis=axis)
     except ValueError:
-        shapes = ", ".join(str(part.shape) for part in parts)
-        raise TraceError(f"{node.name}: the parts {shapes} of the ranks do not fit side by side") from None
+        found = ", ".join(str(part.shape) for part in parts)
+        raise TraceError(f"{node.name}: the parts {found} of the ranks do not fit side by side") from None

@@ -57,8 +57,16 @@ class Replay:
         # One of them rounds every number near a tie up, the other one down.
         self._noisy = (self.context.disturbed(loose=loose), self.context.disturbed(jitter=2.0**-22, loose=-loose))
         self.noise = Noise(trace.info, self.context, seed)
-        places = {name: Place(node, self.domain(node), self.features(node)) for name, node in graph.nodes.items()}
-        self.recorded = Recordings(trace, self.tokens, graph.config.num_heads, places, _BUDGET)
+        places = {
+            name: Place(
+                node,
+                self.domain(node),
+                self.features(node),
+                graph.shape(node).num_heads if node.kind in ("scores", "softmax") else 0,
+            )
+            for name, node in graph.nodes.items()
+        }
+        self.recorded = Recordings(trace, self.tokens, places, _BUDGET)
         self._segments = Segments(graph, self.tokens, head_rows, self.recorded)
         self.beyond_judging: list[str] = []
         self._wrong: dict[str, NDArray[np.uint8]] = {}  # packed bits: the values of a result beyond the limit
@@ -82,10 +90,12 @@ class Replay:
                 head_dim = node.params.get("head_dim")
                 return (size // head_dim, head_dim) if head_dim else (size,)
             case "mix":
-                return (config.num_heads * config.head_dim,)
+                shape = self.graph.shape(node)
+                return (shape.num_heads * shape.head_dim,)
             case "norm":
                 source = node.inputs[0]
-                per_head = weights.shape(node.params["weight"])[0] == config.head_dim and ".self_attn." in node.name
+                of_heads = ".self_attn." in node.name
+                per_head = of_heads and weights.shape(node.params["weight"])[0] == self.graph.shape(node).head_dim
                 return self.features(self.graph.nodes[source]) if per_head else (config.hidden_size,)
             case "embedding" | "add" | "scores" | "softmax":  # of the last two nobody asks
                 return (config.hidden_size,)

@@ -58,7 +58,7 @@ class Segments:
         """The mask of all rows of a node."""
         node = self._graph.nodes[name]
         if node.kind in ("scores", "softmax"):
-            return np.ones((self._graph.config.num_heads, self._tokens.num_tokens), bool)
+            return np.ones((self._graph.shape(node).num_heads, self._tokens.num_tokens), bool)
         if node.name in ("model.selected", "model.norm", "lm_head"):
             return self._with_logits
         return np.ones(self._tokens.num_tokens, bool)
@@ -71,7 +71,7 @@ class Segments:
                 yield node.inputs[0], rows
                 yield node.inputs[1], self._visible(rows)
             case "mix":
-                yield node.inputs[0], np.broadcast_to(need, (self._graph.config.num_heads, len(need)))
+                yield node.inputs[0], np.broadcast_to(need, (self._graph.shape(node).num_heads, len(need)))
                 yield node.inputs[1], self._visible(need)
             case _:
                 for source in node.inputs:
