@@ -207,7 +207,7 @@ def test_the_package_imports_in_one_direction() -> None:
 def test_the_picture_has_the_same_rooms_in_the_same_order() -> None:
     """The table of docs/architecture.md against ROWS: a row of the table is one row here."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = text.partition("| room | what is in it |")[2].partition("\n\n")[0]
+    table = text.partition("| room | what it is for |")[2].partition("\n\n")[0]
     first_cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
     drawn = [{name.rstrip("/") for name in re.findall(r"`([^`]+)`", cell)} for cell in first_cells]
     assert drawn == [row - {"__main__"} for row in ROWS if row != {"karat"}]
