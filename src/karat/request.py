@@ -24,6 +24,11 @@ BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 # Names of vLLM's SamplingParams that Karat does not have, and what to do instead.
 _ABSENT = {
     "best_of": "ask for n choices and take the best by cumulative_logprob",
+    **dict.fromkeys(("n_predict", "max_new_tokens", "num_predict"), "use max_tokens"),
+    **dict.fromkeys(("mirostat", "mirostat_mode"), "use typical_p, which aims at the same surprise without a state"),
+    "temp": "use temperature",
+    "repeat_penalty": "use repetition_penalty",
+    "do_sample": "temperature=0 takes the likeliest token",
     "detokenize": "text is always made",
     "early_stopping": "it belongs to beam search, which Karat does not have; leave it out",
     "extra_args": "leave it out",

@@ -48,6 +48,17 @@ def test_the_first_that_is_not_there_gets_the_answer() -> None:
     assert taken.advice and taken.advice.startswith("there is no --grammar here: ")
 
 
+@pytest.mark.parametrize("given", [["-md", "a.gguf"], ["-xyz"], ["-n", "4", "-cd", "8"], ["-modelname"]])
+def test_several_letters_are_no_letter_with_its_value(given: list[str]) -> None:
+    taken = translated(given, FLAGS, [*VALUED, "-m", "-x", "-c"], ())
+    name = next(word for word in given if len(word) > 2 and word[0] == "-")
+    assert taken.is_wrong and taken.advice and taken.advice.startswith(f"there is no {name} here")
+
+
+def test_letters_that_are_flags_may_stand_together() -> None:
+    assert translated(["-qv", "-n8"], [*FLAGS, "-v"], [*VALUED, "-n"], ()).args == ["-qv", "-n8"]
+
+
 def test_every_name_that_is_meant_is_there() -> None:
     named = {*habits._RENAMED.values()}
     for text in habits._ADVICE.values():
@@ -62,6 +73,13 @@ def test_every_name_that_is_meant_is_there() -> None:
         (["quantize", "a"], 2, "there is no command quantize: karat convert IN OUT.gguf --quant Q4_K_M; see `karat --"),
         (["-m", "a", "-p", "b"], 2, 'there is no command -m: karat run -m MODEL -p "TEXT"'),
         (["run", "--temp", "x", "a"], 2, "--temperature"),
+        (
+            ["run", "-m", "a", "-md", "b", "c"],
+            2,
+            "there is no -md here: drafts are not there yet; see `karat run --help`",
+        ),
+        (["run", "-lx", "a"], 2, "there is no -lx here; see `karat run --help`"),
+        (["run", "--chat-template", "chatml", "a"], 5, "no template is built in under a name"),
     ],
 )
 def test_errors(args: list[str], code: int, said: str, karat_here: Karat) -> None:
@@ -75,6 +93,15 @@ def test_a_command_by_habit(karat_here: Karat) -> None:
     assert by_habit.returncode == 0 and by_habit.stdout == karat_here("run", "-p", "Once", *ours).stdout
     assert "karat: -ngl has no effect: Karat computes on the CPU\n" in by_habit.stderr
     assert karat_here("run", "-q", "-p", "Once", "-n", "1", "-ngl", "9").stderr == ""
+
+
+def test_no_number_of_tokens_and_a_prompt_like_a_name(karat_here: Karat) -> None:
+    done = karat_here("run", "llama3.2", "-n", "-1", "-c", "24", "--temp", "0")
+    assert done.returncode == 0 and done.stdout == karat_here("run", "-p", "llama3.2", "-c", "24", "--temp", "0").stdout
+    assert (
+        "'llama3.2' is the prompt, and the embedded model goes on with it; name a model by -m llama3.2" in done.stderr
+    )
+    assert "name a model" not in karat_here("run", "Once", "-n", "1").stderr
 
 
 def test_a_schema_is_a_file_or_itself(tmp_path: Path, karat_here: Karat) -> None:

@@ -91,6 +91,15 @@ def test_prompt_token_ids_beside_no_prompts_are_refused_with_where_they_go(llm: 
         llm.generate()
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"), [("embed", "no embeddings yet"), ("create_chat_completion", "use LLM.chat"), ("ask", None)]
+)
+def test_methods_of_others_are_answered(llm: LLM, name: str, advice: str | None) -> None:
+    with pytest.raises(AttributeError, match=f"LLM has no {name}") as caught:
+        getattr(llm, name)
+    assert (advice or "") in str(caught.value) and not hasattr(llm, name)
+
+
 def test_a_field_of_sampling_params_is_refused_with_where_it_goes(llm: LLM) -> None:
     with pytest.raises(UsageError, match=r"LLM.generate has no max_tokens; give it as SamplingParams\(max_tokens=…\)"):
         llm.generate("a", max_tokens=4)

@@ -122,7 +122,7 @@ def test_tokens_there_and_back(server: Running, llm: LLM) -> None:
     made = server.ask("/tokenize", {"prompt": "A café.", "return_token_strs": True}).json
     assert made["tokens"] == llm.tokenizer.encode("A café.") and made["count"] == len(made["tokens"])
     assert len(made["token_strs"]) == made["count"] and made["max_model_len"] == llm.max_model_len
-    assert server.ask("/detokenize", {"tokens": made["tokens"]}).json == {"prompt": "A café."}
+    assert server.ask("/detokenize", {"tokens": made["tokens"]}).json == {"prompt": "A café.", "content": "A café."}
     shown = server.ask("/detokenize", {"tokens": [1, *made["tokens"]], "skip_special_tokens": False}).json["prompt"]
     assert shown.endswith("A café.") and len(shown) > len("A café.")
     assert server.ask("/detokenize", {"tokens": [10**9]}).status == 400

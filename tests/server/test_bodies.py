@@ -133,6 +133,7 @@ def test_false_is_not_zero_and_one_is_not_true() -> None:
         ({"logit_bias": [[-1, 1]]}, "logit_bias[0][0]", "expected an integer >= 0"),
         ({"logit_bias": [[5]]}, "logit_bias[0]", "expected"),
         ({"n_probs": 3}, "n_probs", "use logprobs"),
+        ({"samplers": ["top_k"]}, "samplers", "the order is fixed"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "expected an integer"),
         ({"messages": []}, "messages", "length >= 1"),
         ({"messages": [1]}, "messages[0]", "expected object, got an integer"),

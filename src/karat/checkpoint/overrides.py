@@ -39,7 +39,10 @@ class Overrides:
         if taken := sorted(self.chat_template_kwargs.keys() & _OF_TEMPLATES):
             raise UsageError(f"{taken[0]} is given to the chat template by each conversation; expected other variables")
         if (self.rope_scaling is None) != (self.rope_factor is None):
-            raise UsageError("rope_scaling and rope_factor belong together, like yarn and 4; give both or none")
+            raise UsageError(
+                "rope_scaling and rope_factor belong together, like yarn and 4 (--rope-scaling yarn --rope-factor 4); "
+                "give both or none"
+            )
         if self.rope_scaling is not None and self.rope_scaling not in _SCALINGS:
             raise UsageError(f"rope_scaling={shown(self.rope_scaling)}: expected {' or '.join(_SCALINGS)}")
         if (number := self.rope_factor) is not None:
@@ -150,6 +153,11 @@ def without_texts(overrides: Overrides) -> Overrides:
 
 
 def _read_template(path: Path) -> str:
+    if not path.suffix and not path.expanduser().exists():
+        raise TemplateError(
+            f"{path}: there is no such file, and no template is built in under a name; give a file, or leave it out "
+            "for the model's own"
+        )
     file, size = open_regular(path.expanduser(), TemplateError)
     with file:
         if size > MAX_TEMPLATE_BYTES:

@@ -56,12 +56,15 @@ class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
         taken = translated(args, flags, valued, words)
         for remark in taken.remarks if not {"-q", "--quiet"} & set(args) else ():
             tell(f"karat: {remark}")
+        answer = f"{taken.advice}; see `{ctx.command_path} --help`"
+        if taken.is_wrong:
+            raise UsageError(answer)
         try:
             return super().parse_args(ctx, taken.args)
         except typer.TyperException as error:
             if taken.advice is None:
                 raise
-            raise UsageError(f"{taken.advice}; see `{ctx.command_path} --help`") from error
+            raise UsageError(answer) from error
 
 
 class _Group(_Plainer, typer.core.TyperGroup):  # type: ignore[misc]

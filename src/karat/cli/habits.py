@@ -16,6 +16,8 @@ _RENAMED: Mapping[str, str] = {
     **dict.fromkeys(("-s", "--sampling-seed"), "--seed"),
     "--repeat-penalty": "--repetition-penalty",
     **dict.fromkeys(("-r", "--reverse-prompt"), "--stop"),
+    "--repetitions": "--repeat",
+    "-jf": "--json-schema",
     **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
     "-j": "--json-schema",
     **dict.fromkeys(("-a", "--alias"), "--served-model-name"),
@@ -43,7 +45,18 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
     **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "--main-gpu", "-mg", "--device", "-dev"), (None, _CPU)),
     **dict.fromkeys(("--gpu-memory-utilization", "--swap-space"), (None, _CPU)),
     "--enforce-eager": ((), _CPU),
-    **dict.fromkeys(("--mmap", "--no-mmap", "--mlock", "--no-warmup", "--no-repack"), ((), _MAPPED)),
+    **dict.fromkeys(("--mmap", "--no-mmap", "--no-repack", "-nr"), ((), _MAPPED)),
+    **dict.fromkeys(
+        ("--mlock", "--no-warmup", "--warmup"), ((), "weights are packed into memory before the first token")
+    ),
+    **dict.fromkeys(
+        ("-sm", "--split-mode", "-ts", "--tensor-split", "-nkvo", "-ot", "--override-tensor"), (None, _CPU)
+    ),
+    **dict.fromkeys(("-cmoe", "--cpu-moe", "--no-kv-offload"), ((), _CPU)),
+    **dict.fromkeys(("-tb", "--threads-batch", "--numa"), (None, "--threads N is for all work")),
+    **dict.fromkeys(("--no-perf", "--perf", "-v", "--verbose"), ((), "figures stand in --json")),
+    **dict.fromkeys(("-lv", "--log-verbosity", "--verbosity"), (None, "-q leaves errors alone")),
+    "--no-context-shift": ((), "a context that is full ends the answer"),
     **dict.fromkeys(("-fa", "--flash-attn"), (("on", "off", "auto", "0", "1"), "attention has one form")),
     **dict.fromkeys(("-cb", "--cont-batching"), ((), "batching is always continuous")),
     "--jinja": ((), "chat templates are always Jinja"),
@@ -52,12 +65,15 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
     "--enable-auto-tool-choice": ((), _BY_TEMPLATE),
     **dict.fromkeys(("--tool-call-parser", "--reasoning-parser", "--reasoning-format"), (None, _BY_TEMPLATE)),
     **dict.fromkeys(("--enable-prefix-caching", "--cache-prompt"), ((), "prefixes are always shared")),
-    **dict.fromkeys(("--no-display-prompt", "--simple-io", "--log-disable", "--color", "-co"), ((), "output is plain")),
+    **dict.fromkeys(("--no-display-prompt", "--simple-io", "--color", "-co"), ((), "output is plain")),
+    "--log-disable": ((), "-q leaves errors alone"),
     **dict.fromkeys(("--uvicorn-log-level", "--log-level"), (None, "-q leaves errors alone")),
     **dict.fromkeys(("--disable-log-requests", "--disable-log-stats"), ((), "-q leaves errors alone")),
 }
 _TALK = "karat chat talks, and karat run --chat asks once"
-_GRAMMAR = "--json-schema FILE holds an answer to a schema, and structured_outputs of the server to a Lark grammar"
+_GRAMMAR = "--json-schema FILE holds an answer to a schema, and the field grammar of the server to GBNF or Lark"
+_NO_LORA = "LoRA is not there yet"
+_NO_DRAFTS = "drafts are not there yet"
 _NO_EMBEDDINGS = "Karat makes no embeddings yet"
 # What is done otherwise.
 _ADVICE: Mapping[str, str] = {
@@ -72,8 +88,23 @@ _ADVICE: Mapping[str, str] = {
     "-l": "--logit-bias ID=X",
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "leave it out: no result depends on it"),
     **dict.fromkeys(("--tokenizer", "--tokenizer-mode"), "leave it out: a model's own tokenizer is taken"),
-    **dict.fromkeys(("-lcs", "--lora"), "LoRA is not there yet"),
-    **dict.fromkeys(("-md", "--model-draft", "--speculative-config"), "drafts are not there yet"),
+    **dict.fromkeys(("--lora", "--lora-scaled", "--lora-modules", "--enable-lora"), _NO_LORA),
+    **dict.fromkeys(
+        ("-md", "--model-draft", "--draft", "--draft-max", "--speculative-config", "--spec-type"), _NO_DRAFTS
+    ),
+    **dict.fromkeys(("-mu", "--model-url"), "fetch the file first, or name a model on the hub: karat pull ORG/NAME"),
+    **dict.fromkeys(("-mm", "--mmproj"), "there are no images yet"),
+    **dict.fromkeys(("--mirostat", "--mirostat-lr", "--mirostat-ent"), "--typical-p aims at the same surprise"),
+    **dict.fromkeys(("-e", "--escape"), "escapes stay as they are: the shell writes them, as in $'one\\ntwo'"),
+    **dict.fromkeys(("--slots", "--props"), "/v1/models and /metrics say what is served"),
+    **dict.fromkeys(("--rerank", "--reranking", "--pooling"), _NO_EMBEDDINGS),
+    **dict.fromkeys(("--prompt-cache", "--slot-save-path"), "karat serve keeps what prompts begin with in memory"),
+    **dict.fromkeys(("--in-prefix", "--in-suffix"), "the chat template writes what stands around a message"),
+    **dict.fromkeys(("--no-webui", "--path"), "leave it out: the page is a part of the server"),
+    "--offline": "set HF_HUB_OFFLINE=1",
+    "--keep": "leave it out: a context that is full ends the answer",
+    **dict.fromkeys(("-hff", "--hf-file"), "name it with the model: ORG/NAME:Q4_K_M"),
+    "--chunks": "leave it out, or give a shorter text",
     "-o": "give the file to write as a word of its own",
 }
 _COMMANDS: Mapping[str, str] = {
@@ -83,18 +114,27 @@ _COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("server", "start"), "karat serve MODEL"),
     **dict.fromkeys(("complete", "completion", "generate"), 'karat run MODEL "TEXT"'),
     **dict.fromkeys(("show", "info"), "karat inspect MODEL"),
-    **dict.fromkeys(("list", "ps", "ls"), "karat env says what is here; models are folders and files of yours"),
+    **dict.fromkeys(
+        ("list", "ps", "ls", "rm", "cp", "stop"), "karat env says what is here; models are folders and files of yours"
+    ),
+    "download": "karat pull ORG/NAME",
+    "cli": 'karat run MODEL "TEXT", or karat chat MODEL',
+    **dict.fromkeys(("embedding", "embed", "rerank"), _NO_EMBEDDINGS),
     "-m": 'karat run -m MODEL -p "TEXT"',
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """The words of a command with Karat's names; remarks on what has no effect; an answer for what is not there."""
+    """The words of a command with Karat's names; remarks on what has no effect; an answer for what is not there.
+
+    `is_wrong`: the words must not be parsed, which would read something else.
+    """
 
     args: list[str]
     remarks: tuple[str, ...] = ()
     advice: str | None = None
+    is_wrong: bool = False
 
 
 def translated(
@@ -125,6 +165,10 @@ def translated(
             if not equals and waiting and (waiting[-1][:1] != "-" if values is None else waiting[-1] in values):
                 waiting.pop()
             remarks.append(f"{name} has no effect: {why}")
+        elif len(name) > 2 and name[1:].isalpha() and not {f"-{letter}" for letter in name[1:]} <= {*flags}:
+            # A parser would take the rest for the value of the first letter: -md FILE for -m d.
+            said = f"there is no {name} here" + (f": {_ADVICE[name]}" if name in _ADVICE else "")
+            return Translated(made, tuple(remarks), advice or said, is_wrong=True)
         else:
             if advice is None and name in _ADVICE:
                 advice = f"there is no {name} here: {_ADVICE[name]}"

@@ -98,6 +98,8 @@ def run(
     SamplingParams(**given)  # wrong options are reported before a model is loaded
     words = [word for word in (first, second) if word is not None]
     source = resolve([*words, *ctx.args], model, prompt)
+    if source.remark and not quiet:
+        note(source.remark)
     before = perf_counter()
     llm = load(source.model, loading, quiet=quiet, reading=source.reading)
     load_s = perf_counter() - before

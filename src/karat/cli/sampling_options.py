@@ -95,6 +95,8 @@ class SamplingOptions:
         arguments = given_fields(self)
         if arguments.pop("no_skip_special_tokens", False):
             arguments["skip_special_tokens"] = False
+        if self.max_tokens == -1:  # as in llama.cpp: no number of its own
+            del arguments["max_tokens"]
         if self.json_schema is not None:
             arguments["structured_outputs"] = {"json": _schema_of(arguments.pop("json_schema"))}
         if self.dry_sequence_breakers == ["none"]:  # as in llama.cpp

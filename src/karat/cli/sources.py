@@ -15,17 +15,22 @@ _HUB_NAME = re.compile(
     r"((@|/(tree|blob|resolve|raw)/)[\w./-]+)?(:[\w.-]+)?/?",
     re.ASCII,
 )
+# A name as Ollama has them, such as llama3.2 or qwen:7b.
+_LIKE_A_NAME = re.compile(r"[A-Za-z][\w-]*[\d:.][\w.:-]*\w", re.ASCII)
 MAX_PIPE_BYTES = 64 * 1024**2  # a context of a million tokens has about 4 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What to run: model None is the embedded one. `reading` says why a single word was taken for the model."""
+    """What to run: model None is the embedded one. `reading` says why a single word was taken for the model, and
+    `remark` that one was taken for the prompt which may be meant as a model.
+    """
 
     model: str | None
     prompt: str
     reading: str | None = None
     is_piped: bool = False
+    remark: str | None = None
 
 
 def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Source:
@@ -67,7 +72,10 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
             if reading is not None:
                 error.add_note(reading)
             raise
-    return Source(model, _as_utf8(prompt), reading, is_piped)
+    remark = None
+    if model is None and list(words) == [prompt] and _LIKE_A_NAME.fullmatch(prompt):
+        remark = f"{prompt!r} is the prompt, and the embedded model goes on with it; name a model by -m {prompt}"
+    return Source(model, _as_utf8(prompt), reading, is_piped, remark)
 
 
 def looks_like_model(word: str) -> str | None:

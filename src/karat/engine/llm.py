@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from karat.engine.sampler import SAMPLER_VERSION
 from karat.engine.text_side import TextSide
 from karat.engine.turns import Turns
 from karat.engine.updates import PromptProgress
-from karat.engine.vllm_arguments import refuse, settle_constructor
+from karat.engine.vllm_arguments import advice_on_method, refuse, settle_constructor
 from karat.errors import CapacityError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
@@ -503,6 +503,12 @@ class LLM:
     def numeric_contract(self) -> int:
         """The last version of docs/determinism.md that changed the bits of such a model with the native executor."""
         return contract_of(self.plan.types, self.activations)
+
+    if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = advice_on_method(name)
+            raise AttributeError(f"LLM has no {name}" + (f"; {advice}" if advice else ""), name=name, obj=self)
 
     @property
     def chat_end_token_ids(self) -> frozenset[int]:

@@ -21,6 +21,14 @@ _WITHOUT_EFFECT = {
     "enable_chunked_prefill": "prompts are always computed in chunks",
     "tokenizer_mode": "there is one kind of tokenizer",
     "use_tqdm_on_load": "progress= is called while weights are loaded",
+    # of llama-cpp-python
+    "n_gpu_layers": "Karat computes on the CPU",
+    "n_batch": "no result depends on it",
+    "n_ubatch": "no result depends on it",
+    "use_mmap": "files are always mapped",
+    "use_mlock": "weights are packed once",
+    "flash_attn": "attention has one form",
+    "verbose": "there is nothing to switch off: levels of the logger karat decide",
 }
 _REPLACED = {
     "revision": "name it with the model: org/name@revision",
@@ -51,16 +59,40 @@ _REPLACED = {
     "limit_mm_per_prompt": "there are no images yet",
     "runner": "there is generation only; leave it out",
     "task": "there is generation only; leave it out",
+    # of llama-cpp-python
+    "n_ctx": "use max_model_len=",
+    "n_threads": "use threads=",
+    "n_threads_batch": "use threads=",
+    "model_path": "use model=",
+    "chat_format": "use chat_template=, a file or its text",
+    "embedding": "there are no embeddings yet",
+    "lora_path": "there are no adapters yet",
+    "draft_model": "there is no speculative decoding yet",
 }
 _OF_CALLS = {
     "lora_request": "there are no adapters yet",
     "params": "use sampling_params=",
+    "stream": "LLM.stream and LLM.stream_chat give tokens as they come",
     "prompt_token_ids": "give them as prompts=, as a list of integers or {'prompt_token_ids': [...]}",
     "template_variables": "use chat_template_kwargs=",
     "chat_template": "give it to the constructor, as chat_template=",
     "chat_template_content_format": "text parts are always joined; leave it out",
     "mm_processor_kwargs": "there are no images yet",
 }
+
+_METHODS = {
+    **dict.fromkeys(("embed", "encode", "score", "classify", "create_embedding"), "there are no embeddings yet"),
+    **dict.fromkeys(("create_completion", "complete"), "use LLM.generate, or LLM.stream for tokens as they come"),
+    "create_chat_completion": "use LLM.chat, or LLM.stream_chat for tokens as they come",
+    "beam_search": "there is none; ask for n choices and take the best by cumulative_logprob",
+    "tokenize": "use LLM.get_tokenizer().encode(text)",
+    "detokenize": "use LLM.get_tokenizer().decode(token_ids)",
+}
+
+
+def advice_on_method(name: str) -> str | None:
+    """What to do instead of a method of other engines' that LLM does not have."""
+    return _METHODS.get(name)
 
 
 def settle_constructor(arguments: Mapping[str, object], constructor: Callable[..., None]) -> None:

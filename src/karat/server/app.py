@@ -89,7 +89,8 @@ class _Tools:
         values = await self._read(request, DETOKENIZE)
         llm = self._keeper.llm
         asking = llm.detokenize(values["tokens"], skip_special_tokens=values.get("skip_special_tokens", True))
-        return _json(schema.Detokenized(await until_left(request, asking)))
+        text = await until_left(request, asking)
+        return _json(schema.Detokenized(text, text))
 
     async def render(self, request: Request) -> ASGIApp:
         values = await self._read(request, RENDER)

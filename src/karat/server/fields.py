@@ -127,6 +127,8 @@ _OLD_TOOLS = "it is of an older protocol; use tools and tool_choice"
 _NO_MIROSTAT = "use typical_p, which aims at the same surprise without a state"
 _NO_SOUND = "Karat has text alone; leave it out"
 
+_LLAMA_CPP_ORDER = "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split()  # its default
+
 TABLE: tuple[Field, ...] = (
     _honoured(
         "model",
@@ -489,6 +491,21 @@ TABLE: tuple[Field, ...] = (
     _refused("n_probs", (TEXT,), "use logprobs", 0),
     _refused("n_probs", (CHAT,), "use logprobs: true and top_logprobs", 0),
     _refused("sampler_priority", BOTH, "the order is fixed (docs/sampling.md); leave it out", []),
+    _harmless("mirostat_tau", BOTH, float, "It belongs to Mirostat, which is not there."),
+    _harmless("mirostat_eta", BOTH, float, "It belongs to Mirostat, which is not there."),
+    _harmless("mirostat_lr", BOTH, float, "It belongs to Mirostat, which is not there."),
+    _harmless("dynatemp_exponent", BOTH, float, "The temperature is one number."),
+    _harmless("backend_sampling", BOTH, Flag, "Tokens are always drawn in one place."),
+    _refused("n_discard", BOTH, "a context that is full ends the answer; leave it out", 0),
+    _refused("parse_tool_calls", (CHAT,), "calls are always read; leave it out", True),
+    _refused(
+        "reasoning_format",
+        (CHAT,),
+        "reasoning is always apart from the content; join the two",
+        "auto",
+        "deepseek",
+        "deepseek-legacy",
+    ),
     _refused("mirostat", BOTH, _NO_MIROSTAT, 0),
     _refused("mirostat_mode", BOTH, _NO_MIROSTAT, 0),
     _refused("dynatemp_range", BOTH, "the temperature is one number; leave it out", 0, 0.0),
@@ -499,7 +516,7 @@ TABLE: tuple[Field, ...] = (
     _refused("t_max_predict_ms", BOTH, "use max_tokens", 0, -1),
     _refused("response_fields", BOTH, "answers are whole; leave it out", []),
     _refused("post_sampling_probs", BOTH, "use explain; logprobs are those of the model", False),
-    _refused("samplers", BOTH, "the order is fixed (docs/sampling.md); leave it out", []),
+    _refused("samplers", BOTH, "the order is fixed (docs/sampling.md); leave it out", [], _LLAMA_CPP_ORDER),
     _refused("lora", BOTH, "there are no adapters yet; leave it out", []),
     _refused("chat_template_kwargs", (TEXT,), "a text has no template; chats have it", {}),
     _refused("min_keep", BOTH, "every sampler keeps one token at least; leave it out", 0, 1),

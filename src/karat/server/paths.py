@@ -15,7 +15,10 @@ _OF_OTHERS = {  # routes of llama.cpp, vLLM and Ollama, without /v1
     **dict.fromkeys(("/completion", "/generate", "/api/generate"), "use /v1/completions"),
     "/api/chat": "use /v1/chat/completions",
     **dict.fromkeys(("/embedding", "/embeddings", "/api/embed", "/rerank", "/reranking", "/score"), _NONE_YET),
-    **dict.fromkeys(("/props", "/slots", "/api/tags", "/api/show"), "/v1/models and /metrics say what is served"),
+    **dict.fromkeys(
+        ("/props", "/slots", "/api/tags", "/api/show"),
+        "/v1/models and /metrics say what is served, and /render what a template makes",
+    ),
     "/apply-template": "use /render",
     "/infill": "a text is continued at its end alone",
 }

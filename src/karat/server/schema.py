@@ -332,7 +332,10 @@ class Tokenized(Struct):
 
 
 class Detokenized(Struct):
+    """A text under both names: vLLM's, and llama.cpp's."""
+
     prompt: str
+    content: str
 
 
 class Rendered(Struct):

@@ -148,7 +148,11 @@ class Serving:
         return len(self._signals) > 1
 
     async def _drain(self, state: State, second: asyncio.Event) -> None:
-        _log.warning("ending: %d requests under way, %g s for them", state.num_busy, self._settings.drain_s)
+        if state.num_busy:
+            said = "ending: %d requests under way, %g s for them; a second signal ends it at once"
+            _log.warning(said, state.num_busy, self._settings.drain_s)
+        else:
+            _log.warning("ending: no request is under way")
         idle, hurried = asyncio.create_task(state.idle()), asyncio.create_task(second.wait())
         await asyncio.wait({idle, hurried}, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
         await _ended(idle)
