@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from karat.machine.cores import num_physical_cores
+from tests.support.drawn import leave_to_long_runs
 from tests.support.seed import SEED
 
 # How long an example takes says more about the machine than about Karat; pytest's own timeout ends what hangs.
@@ -54,6 +55,11 @@ def threads_of_a_worker() -> Iterator[None]:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A worker for each core; beyond eight, memory counts."""
     return min(num_physical_cores(), 8)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m has its say
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_to_long_runs(items)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
