@@ -17,8 +17,7 @@ from tests.engine.fakes import SAMPLED, alone, drive, make_engine, outputs_of, r
 from tests.engine.tiny import at_rest, tokens, write_model
 
 ROOMS = tuple(str(Path(karat.__file__).parent / room) for room in ("engine", "kv"))
-STRIDE = 2  # between the lines of one test; another, in `make test-long`, takes those between
-FIRST = pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.long)])
+STRIDE = 8  # between the lines of one test, the first of which is drawn; in `make test-long` others take those between
 
 
 class Interrupt:
@@ -85,7 +84,8 @@ def expected() -> dict[str, RequestOutput]:
     return {item.request_id: alone(item) for item in crowd()}
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(line, marks=pytest.mark.long) for line in range(1, STRIDE * 3))])
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("first", range(STRIDE * 3))
 def test_a_step_interrupted_at_any_line_costs_nobody_a_token(expected: dict[str, RequestOutput], first: int) -> None:
     """Outputs and chunks of all, each once, whichever line of whichever step."""
     engine: Engine
@@ -172,7 +172,8 @@ def small(folder: Path) -> LLM:
 PARAMS = SamplingParams(max_tokens=3, ignore_eos=True, seed=7, stop="zz", logprobs=1)
 
 
-@FIRST
+@pytest.mark.drawn(1, each="call")
+@pytest.mark.parametrize("first", range(STRIDE))
 @pytest.mark.parametrize("call", ["generate", "chat", "logits"])
 def test_calls_interrupted_at_any_line_leave_nothing_behind(small: LLM, call: str, first: int) -> None:
     conversation = [{"role": "user", "content": "a"}]
@@ -191,7 +192,8 @@ def test_calls_interrupted_at_any_line_leave_nothing_behind(small: LLM, call: st
     assert count > 300 // STRIDE
 
 
-@FIRST
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("first", range(STRIDE))
 def test_a_stream_goes_on_while_another_is_interrupted_at_any_line(small: LLM, first: int) -> None:
     whole = [chunk.token_ids for chunk in small.stream("Once", PARAMS)]
     at = first
@@ -212,19 +214,20 @@ def test_a_stream_goes_on_while_another_is_interrupted_at_any_line(small: LLM, f
 
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native executor")
-@pytest.mark.parametrize("first", [0, *(pytest.param(line, marks=pytest.mark.long) for line in range(1, 8))])
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("first", range(STRIDE * 3))
 def test_calls_of_ranks_interrupted_at_any_line_leave_nothing_behind(tmp_path: Path, first: int) -> None:
     """Lines of this process's engine; tests/engine/test_rank_faults.py interrupts among the messages to ranks."""
     prompts = ["Once upon a time, there", "b"]
     folder = write_model(tmp_path, hidden_size=72, num_attention_heads=12, intermediate_size=50)
     with LLM(folder, tensor_parallel_size=2, threads=1, max_model_len=32, num_blocks=3, max_num_seqs=4) as llm:
         whole, count = tokens(llm.generate(prompts, PARAMS)), 0
-        for interrupted in interrupts(lambda: llm.generate(prompts, PARAMS), first, stride=8):
+        for interrupted in interrupts(lambda: llm.generate(prompts, PARAMS), first, STRIDE * 3):
             assert interrupted and at_rest(llm), f"interrupt {count}"
             if count % 5 == 0:
                 assert tokens(llm.generate(prompts, PARAMS)) == whole
             count += 1
-        assert count > 300 // 8 and tokens(llm.generate(prompts, PARAMS)) == whole
+        assert count > 300 // (STRIDE * 3) and tokens(llm.generate(prompts, PARAMS)) == whole
 
 
 def test_who_waits_for_what_is_gone_is_told(small: LLM) -> None:
