@@ -31,17 +31,9 @@ def by_karat(subject: Subject, width: str) -> Trace:
     return record_model(model, subject.steps)
 
 
-def chances(names: list[str], widths: tuple[str, ...]) -> list[object]:
-    """Each name with each width; one width of each, by chance, belongs to the quick tests."""
-    quick = {name: widths[(number + int(SEED, 36)) % len(widths)] for number, name in enumerate(names)}
-    return [
-        pytest.param(name, width, marks=() if width == quick[name] else pytest.mark.long, id=f"{name}-{width}")
-        for name in names
-        for width in widths
-    ]
-
-
-@pytest.mark.parametrize(("stored", "width"), chances(list(CODINGS), tuple(WIDTHS)))
+@pytest.mark.drawn(1, each="stored")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("stored", CODINGS)
 def test_right_runs_stay_within_the_floor(stored: str, width: str) -> None:
     """Of two engines, Karat and transformers; whole traces, and those of layer outputs, whose products' inputs are
     unknown."""
@@ -81,8 +73,11 @@ def test_the_zoo_rounds_as_the_definition(width: str) -> None:
     np.testing.assert_array_equal(rounded(torch.from_numpy(x), width).numpy(), as_integers(x.astype(np.float64), width))
 
 
-@pytest.mark.parametrize(("bug", "width"), chances([row.bug for row in ROWS], ("int8", "int16")))
+@pytest.mark.drawn(8, each="width")
+@pytest.mark.parametrize("width", ["int8", "int16"])
+@pytest.mark.parametrize("bug", [row.bug for row in ROWS])
 def test_each_bug_is_named(bug: str, width: str) -> None:
+    """tests/check/diagnosis/test_diagnose.py has each of them, on float32, in each run."""
     row = next(row for row in ROWS if row.bug == bug)
     cases = [run_case([row], f"{SEED}-{row.bug}-{width}-0", activations=width)]
     if cases[0] is None or not cases[0].counts:

@@ -47,6 +47,7 @@ def test_a_right_run_on_a_format_without_a_writer_gets_no_name(stored: str) -> N
 CASES = [(bug, stored, i) for bug, row in ROWS.items() for stored in row for i in range(len(row[stored]))]
 
 
+@pytest.mark.drawn(1, each=("bug", "stored"))
 @pytest.mark.parametrize(("bug", "stored", "index"), CASES)
 def test_every_mistake_in_every_format_is_named(bug: str, stored: str, index: int) -> None:
     """All linear weights, or those of one kind, as chance will have it."""
