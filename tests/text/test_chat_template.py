@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from karat.errors import TemplateError
 from karat.text.chat_template import ChatTemplate
+from tests.support.drawn import some
 from tests.text.conversations import CONVERSATIONS, WITH_TOOLS, Conversation, assistant, call, system, text, user
 
 NOW = datetime(2024, 2, 29, 13, 5, 7)
@@ -71,18 +72,22 @@ def read_templates(data_dir: Path) -> dict[str, str]:
 
 
 def test_released_templates(theirs: Any, data_dir: Path) -> None:
+    """Of each conversation the prompt for an answer or none, as chance will have it; in a long run both."""
     sources = read_templates(data_dir)
     num_rendered: Counter[str] = Counter()
+    num_tried = 0
     for name, source in sources.items():
         ours = compiled(source)
         for conversation in CONVERSATIONS:
-            for add_generation_prompt in (True, False):
+            for add_generation_prompt in some((True, False), 1, of=f"{name} {conversation.name}"):
                 expected, got = outcomes(theirs, source, ours, conversation, add_generation_prompt)
                 assert got == expected, (name, conversation.name, add_generation_prompt)
                 num_rendered[name] += expected is not TemplateError
+                num_tried += 1
     # Not vacuous: all templates but one render most conversations.
-    assert {name for name in sources if num_rendered[name] < len(CONVERSATIONS)} == NEED_TOOLS & sources.keys()
-    assert num_rendered.total() >= 80 * len(sources)
+    most = num_tried / len(sources) / 2
+    assert {name for name in sources if num_rendered[name] < most} == NEED_TOOLS & sources.keys()
+    assert num_rendered.total() >= 0.8 * num_tried
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +112,7 @@ MESSAGES = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     messages=st.lists(MESSAGES, min_size=1, max_size=5),
     tools=st.sampled_from([None, WITH_TOOLS]),

@@ -20,10 +20,10 @@ from karat.errors import CheckpointError, TokenizerError
 from karat.text import IncrementalDetokenizer, Tokenizer
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from tests.checkpoint.gguf.builders import ARRAY, BOOL, F32, I32, STRING, U32, tiny
+from tests.support.seed import SEED
 
 VOCABULARIES = ("deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
-NUM_STRINGS = 10_000
-SEED = int(os.environ.get("KARAT_SEED", "0"))
+NUM_STRINGS = 10_000 if "KARAT_LONG" in os.environ else 2_500
 _MARK = "\n__ggml_vocab_test__\n"
 
 
@@ -108,7 +108,7 @@ class TestVectors:
 
 
 class TestOwnTokenizers:
-    """10,000 random strings, as the tokenizer of the same model that other code builds or loads."""
+    """Random strings, as the tokenizer of the same model that other code builds or loads."""
 
     @pytest.mark.parametrize(
         ("name", "kind"),

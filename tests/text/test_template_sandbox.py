@@ -159,6 +159,7 @@ REASONS = [
 ]
 
 
+@pytest.mark.drawn(30)
 @pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS)
 def test_bombs_are_refused_before_they_take_memory(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.thread_time", lambda: 0.0)  # time is never up
@@ -179,6 +180,7 @@ def cpu_s_of_a_million_additions() -> float:
     return time.thread_time() - started
 
 
+@pytest.mark.drawn(15)
 @pytest.mark.parametrize("source", SLOW_BOMBS.values(), ids=SLOW_BOMBS)
 def test_slow_templates_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_budget, "BASE_CPU_S", 0.1)
