@@ -1,17 +1,17 @@
 """Models on a fake hub, and a client of it.
 
-huggingface_hub reads its variables when it is imported, so the clients are processes of their own.
+huggingface_hub reads its variables when it is imported, so the clients are processes of their own. What it imports of
+others, and what Karat has, read none.
 """
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from tests.checkpoint.builders import f32, official
 from tests.checkpoint.fake_hub import FakeHub
+from tests.support.forks import Forks
 
 A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 CONFIG = b'{"model_type": "llama"}'
@@ -47,6 +47,7 @@ for model, options in json.loads(sys.argv[1]):
         print(json.dumps([type(fault).__name__, str(fault)]))
 """
 
+_FORKS = Forks("karat.checkpoint", "httpx", "httpx2", "httpcore2", "yaml", "filelock", "fsspec", "tqdm.auto", "typer")
 Outcome = tuple[str, str]
 
 
@@ -67,15 +68,8 @@ class Client:
     def pull(self, *models: str, options: Mapping[str, object] | None = None, **variables: str) -> list[Outcome]:
         """What became of each model: "OK" and its folder, or the error's name and message."""
         calls = json.dumps([[model, options or {}] for model in models])
-        result = subprocess.run(
-            [sys.executable, "-c", PROGRAM, calls],
-            env=environment(self.hub, self.home, **variables),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        self.stderr = result.stderr
-        return [tuple(json.loads(line)) for line in result.stdout.splitlines()]
+        out, self.stderr = _FORKS.run(PROGRAM, calls, env=environment(self.hub, self.home, **variables))
+        return [tuple(json.loads(line)) for line in out.splitlines()]
 
     def folder(self, model: str, options: Mapping[str, object] | None = None, **variables: str) -> Path:
         """Pulls one model, which succeeds."""

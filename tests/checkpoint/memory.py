@@ -1,9 +1,9 @@
 """How much memory a refusal takes, measured in a process of its own."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.forks import Forks
 
 LIMIT_MB = 256
 
@@ -30,16 +30,16 @@ else:
 print(message)
 """
 
+_FORKS = Forks("karat.checkpoint", "karat.models.opening", "karat.text")
+
 
 def refused_within_limit(path: Path, function: str) -> str:
     """The message with which a function of karat.checkpoint or karat.models.opening refuses `path` within LIMIT_MB.
 
     `tokenizer` opens a GGUF file, which must be right, and then its tokenizer, which is refused.
     """
-    result = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, function, path], capture_output=True, text=True, check=True
-    )
-    peak_kb, message = result.stdout.split("\n", 1)
+    out, _ = _FORKS.run(_PROGRAM, function, str(path))
+    peak_kb, message = out.split("\n", 1)
     print(f"{int(peak_kb) >> 10} MB: {message}")
     assert int(peak_kb) < LIMIT_MB << 10
     assert len(message) < 2 * len(str(path)) + 1000

@@ -6,9 +6,6 @@ Covers: karat.text.tokenizer_limits.
 import base64
 import copy
 import json
-import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,16 @@ import pytest
 from karat.errors import TokenizerError
 from karat.text import Tokenizer
 from karat.text.tokenizer_limits import MAX_STRING_BYTES, check_text, panics_as_errors
+from tests.support.forks import Forks
 
 MAX_SECONDS, MAX_BYTES = 15, 1 << 30  # of a child, its start included; of processor time, as the machine may be busy
 PROGRAM = """
-import sys
+import resource, sys
 from pathlib import Path
 from karat.errors import TokenizerError
 from karat.text import Tokenizer
+for what, limit in ((resource.RLIMIT_AS, int(sys.argv[2])), (resource.RLIMIT_CPU, int(sys.argv[3]))):
+    resource.setrlimit(what, (limit, limit))
 try:
     tokenizer = Tokenizer.from_folder(Path(sys.argv[1]))
     ids = tokenizer.encode("a" * 50 + " ee!")
@@ -33,6 +33,8 @@ try:
 except TokenizerError as error:
     print("TokenizerError", error)
 """
+
+FORKS = Forks("karat.text")
 
 
 def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
@@ -106,21 +108,9 @@ def plain(data_dir: Path) -> dict[str, Any]:
 def run(folder: Path, content: dict[str, Any]) -> str:
     """What a child says of it, within MAX_BYTES of memory and MAX_SECONDS of processor time."""
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-
-    def limits() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
-
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=40 * MAX_SECONDS,
-        preexec_fn=limits,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert not done.stderr, "the library panicked, and said so on stderr"
-    return done.stdout
+    out, err = FORKS.run(PROGRAM, str(folder), str(MAX_BYTES), str(MAX_SECONDS))
+    assert not err, "the library panicked, and said so on stderr"
+    return out
 
 
 @pytest.mark.parametrize("name", BOMBS)
