@@ -174,5 +174,6 @@ $(STAMPS)/karat: $(STAMPS)/build-tools pyproject.toml $(NATIVE_SOURCES)
 
 $(STAMPS)/dev: $(STAMPS)/karat
 	@tools/stage "[3/$(TOTAL)] installing the test tools, compiling the other kernels" $(LOGS)/dev.log \
-	    $(PIP) install -v -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} -e '.[dev]'
+	    $(PIP) install -v -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} \
+	    --config-settings cmake.define.KARAT_ONLY_RUNNABLE=ON -e '.[dev]'
 	@touch $@

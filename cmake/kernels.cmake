@@ -41,6 +41,7 @@ check_cxx_source_compiles("
 int main() { return 0; }" KARAT_ARM)
 
 option(KARAT_ONLY_THIS_CPU "Of the builds for x86-64 only what this processor would choose: for a quick start" OFF)
+option(KARAT_ONLY_RUNNABLE "Builds for x86-64 that this processor cannot run are read for errors and left out: for tests" OFF)
 
 # The builds that make up what the processor of this machine would choose, beside the generic one.
 function(karat_builds_of_this_cpu result)
@@ -110,8 +111,32 @@ set(machine_definitions $<$<BOOL:${KARAT_X86}>:KARAT_X86> $<$<BOOL:${KARAT_ARM}>
 set(isas "")   # builds to ask for
 set(parts "")  # what other builds take from one that is none
 
+# Has the compiler read the sources of a build, as far as it finds errors: a tenth of the time that compiling takes.
+file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${source_dir}/*.h")
+function(karat_read isa sources)
+  set(folder "${CMAKE_CURRENT_BINARY_DIR}/read_${isa}")
+  file(MAKE_DIRECTORY "${folder}")
+  set(marks "")
+  foreach(source IN LISTS sources)
+    get_filename_component(name "${source}" NAME_WE)
+    add_custom_command(
+      OUTPUT "${folder}/${name}"
+      COMMAND "${CMAKE_CXX_COMPILER}" -std=c++20 -fsyntax-only ${kernel_options} ${ARGN} -DKARAT_X86
+              -DKARAT_ISA_NAMESPACE=${isa} "-I${source_dir}" "${source}"
+      COMMAND "${CMAKE_COMMAND}" -E touch "${folder}/${name}"
+      DEPENDS "${source}" ${headers}
+      COMMENT "Reading ${name} for ${isa}")
+    list(APPEND marks "${folder}/${name}")
+  endforeach()
+  add_custom_target(read_${isa} ALL DEPENDS ${marks})
+endfunction()
+
 # Headers are read once for each set of options: those of intrinsics take longer than most sources.
 function(karat_kernels isa sources)
+  if(KARAT_ONLY_RUNNABLE AND isa IN_LIST not_runnable)
+    karat_read(${isa} "${sources}" ${ARGN})
+    return()
+  endif()
   add_library(kernels_${isa} OBJECT ${sources})
   target_include_directories(kernels_${isa} PRIVATE ${source_dir})
   target_precompile_headers(kernels_${isa} PRIVATE ${source_dir}/simd/simd.h)
@@ -124,8 +149,20 @@ set(all_sources ${linear_sources} ${integer_sources} ${other_sources})
 karat_kernels(generic "${all_sources}")
 target_compile_definitions(kernels_generic PRIVATE KARAT_GENERIC)  # no intrinsics, also where all machines have them
 set(wanted avx2 avx2_vnni avx512 avx512_intel avx512_vnni)
+set(not_runnable "")
 if(KARAT_ONLY_THIS_CPU)
   karat_builds_of_this_cpu(wanted)
+elseif(KARAT_ONLY_RUNNABLE AND KARAT_X86)
+  karat_builds_of_this_cpu(chosen)
+  if(NOT KARAT_CPU_HAS_AVX512)
+    list(APPEND not_runnable avx512)
+  endif()
+  if(NOT KARAT_CPU_HAS_AVX512_VNNI)
+    list(APPEND not_runnable avx512_intel avx512_vnni avx512_vnni_intel)
+  endif()
+  if(NOT KARAT_CPU_HAS_AVX_VNNI)
+    list(APPEND not_runnable avx2_vnni)
+  endif()
 endif()
 if(KARAT_X86 AND "avx2" IN_LIST wanted)
   karat_kernels(avx2 "${all_sources}" -mavx2 -mfma -mf16c)

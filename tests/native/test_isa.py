@@ -97,3 +97,25 @@ def test_a_build_for_one_processor_offers_no_integers_by_loops(maker: str, build
     assert found["limits"] == ["generic", "avx512"], "the limits of floats stay"
     by_loops = [name for name, words in found.items() if words == "has integers of generic".split()]
     assert by_loops == ["generic"]
+
+
+@pytest.mark.parametrize(
+    ("has", "compiled", "read"),
+    [
+        ("AVX2", "AVX2", "avx2_vnni avx512 avx512_intel avx512_vnni avx512_vnni_intel"),
+        ("AVX2 AVX_VNNI", "AVX2 AVX2_VNNI", "avx512 avx512_intel avx512_vnni avx512_vnni_intel"),
+        ("AVX2 AVX512", "AVX2 AVX512", "avx2_vnni avx512_intel avx512_vnni avx512_vnni_intel"),
+        ("AVX2 AVX512 AVX512_VNNI", "AVX2 AVX512 AVX512_INTEL AVX512_VNNI AVX512_VNNI_INTEL", "avx2_vnni"),
+    ],
+)
+def test_a_build_for_tests_reads_what_the_processor_cannot_run(
+    has: str, compiled: str, read: str, tmp_path: Path
+) -> None:
+    known = ("AVX2", "AVX512", "AVX512_VNNI", "AVX_VNNI")
+    options = [f"-DKARAT_CPU_HAS_{name}={int(name in has.split())}" for name in known]
+    defined = definitions(tmp_path, "-DKARAT_ONLY_RUNNABLE=ON", *options)
+    builds = sorted(word.removeprefix("-DKARAT_WITH_") for word in defined if word.startswith("-DKARAT_WITH_"))
+    assert builds == sorted([*compiled.split(), "GENERIC"])
+    assert sorted(path.stem for path in tmp_path.glob("CMakeFiles/read_*.dir")) == sorted(
+        f"read_{build}" for build in read.split()
+    )
