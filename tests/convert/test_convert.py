@@ -258,6 +258,7 @@ class TestLogits:
         llm = LLM(path, max_model_len=64, **options)
         return llm.logits(llm.tokenizer.encode("Once upon a time, a fox found a lantern in the snow."))
 
+    @pytest.mark.drawn(6)
     @pytest.mark.parametrize("mix", MIXES)
     def test_native_is_close_to_float64(self, mix: str, tmp_path: Path) -> None:
         if (reason := unavailable_reason()) is not None:

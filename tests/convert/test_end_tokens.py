@@ -35,6 +35,7 @@ def _random_ends(rng: random.Random) -> Any:
     return rng.choice([None, ids, ids[0] if ids else []])
 
 
+@pytest.mark.drawn(4, each="own")
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("own", [True, False])
 def test_random_lists(own: bool, seed: int, tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_death_while_nothing_is_asked() -> None:
     run(die())
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_death_of_a_rank_is_the_engines(sent: signal.Signals) -> None:
     async def die() -> None:

@@ -1,6 +1,5 @@
 """The tensor-parallel degree does not change a bit: logits of ranks against those of one process."""
 
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +24,9 @@ from karat.models.registry import read_config
 from karat.quant import FORMATS
 from tests.engine import tiny
 from tests.support import parallel
+from tests.support.seed import SEED
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 
-SEED = os.environ.get("KARAT_SEED", "0")
 STORED = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
 DEGREES = (2, 4, 8)
 
@@ -66,6 +65,7 @@ def assert_same(got: list[np.ndarray], want: list[np.ndarray], what: object) -> 
         np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32), err_msg=str(what))
 
 
+@pytest.mark.drawn(1, each=("family", "stored"))
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("family", parallel.ARCHITECTURES)
 def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_path: Path) -> None:
@@ -82,6 +82,7 @@ def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_
         assert_same(got, want, (size, chunk, together, threads))
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("stored", STORED)
 def test_the_shapes_of_qwen25_05b(stored: str, teams: Teams, tmp_path: Path) -> None:
     """14 heads over 4 ranks are 3, 4, 3, 4; in blocks of 256, 19 of the MLP over 8 are 2, 2, 3, 2, 2, 3, 2, 3.
@@ -116,6 +117,7 @@ def test_panels_that_are_cut_by_tokens(stored: str, teams: Teams, tmp_path: Path
         assert_same(parallel.parallel(teams[size], path, texts, chunk=512, threads=2), want, size)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "stored"),
     [(28, 4, 128, "Q6_K"), (28, 4, 64, "F32"), (14, 2, 64, "Q8_0"), (15, 3, 32, "BF16"), (9, 3, 16, "F32")],
@@ -285,6 +287,7 @@ def test_a_rank_that_cannot_load_is_told_and_another_model_loads(teams: Teams, t
     assert_same(parallel.parallel(teams[2], path, texts, chunk=8), parallel.single(path, texts, chunk=8), "repaired")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("family", parallel.ARCHITECTURES)
 def test_ranks_agree_with_transformers(family: str, teams: Teams, tmp_path: Path) -> None:
     """Within 1e-4 of the logits' deviation, as one process does (tests/models/test_exactness.py)."""
@@ -312,6 +315,7 @@ def test_what_comes_through_the_python_interface(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.drawn(1, each=("stored", "size"))
 @pytest.mark.parametrize("stored", ["F32", "Q4_K"])
 @pytest.mark.parametrize("size", [2, 8])
 def test_a_transport_that_needs_the_host_has_the_same_bits(stored: str, size: int, tmp_path: Path) -> None:

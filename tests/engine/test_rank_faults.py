@@ -72,6 +72,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.drawn(1, each=("sent", "delay_s"))
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
@@ -302,6 +303,7 @@ def test_an_interrupt_in_a_step_leaves_the_ranks_at_work(llm: LLM, monkeypatch: 
     assert again[0].outputs[0].text == want[0].outputs[0].text
 
 
+@pytest.mark.drawn(1, each=("name", "number", "before"))
 @pytest.mark.parametrize("name", ["send", "receive"])
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("before", [True, False])

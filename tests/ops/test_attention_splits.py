@@ -84,6 +84,7 @@ def attended(
     return got
 
 
+@pytest.mark.drawn(1, each=("dtype", "context", "window", "group", "block", "dim", "factor"))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("context", "window", "group", "block", "dim"),

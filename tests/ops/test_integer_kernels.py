@@ -83,6 +83,7 @@ def test_digests(isa: str) -> None:
         assert digest(stored, name, by_kernels) == found, f"{stored}, {name}"
 
 
+@pytest.mark.drawn(1, each=("stored", "width"))
 @every_format
 @every_width
 def test_any_number_of_tokens_has_the_bits_of_the_definition(stored: str, width: str) -> None:

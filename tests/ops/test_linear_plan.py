@@ -74,6 +74,7 @@ def test_gate_and_up_together_have_the_bits_of_each(
         np.testing.assert_array_equal(results[isa], results["generic"], err_msg=isa)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("stored", ["Q2_K", "Q3_K", "Q4_K", "F16"])
 @settings(max_examples=15)
 @given(

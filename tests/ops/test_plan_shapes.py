@@ -96,6 +96,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.drawn(1, each=("difference", "threads"))
 @pytest.mark.parametrize("difference", OTHERS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_attentions_of_two_shapes_have_the_bits_of_each_alone(difference: str, threads: int) -> None:

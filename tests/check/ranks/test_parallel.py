@@ -161,6 +161,7 @@ BLAMED = {
 }
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_the_ranks_is_found_and_blamed(
     mistake: str, model: CheckedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

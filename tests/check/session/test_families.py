@@ -1,7 +1,5 @@
 """`karat check` of random models of every family, as folders and as GGUF: rounding and nothing else, on every seed."""
 
-import os
-import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,9 @@ from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
 from karat.models.opening import open_model as open_checkpoint
 from tests.convert.folders import FAMILIES, folder_of
+from tests.support import seed
 
-SEED = int(os.environ.get("KARAT_SEED") or secrets.randbelow(2**31))
+SEED = int(seed.SEED)
 PROMPT = "Once upon a time, there was a small house. 你好 🍎"
 # What takes long: a story of hundreds of tokens means nothing here.
 CHOSEN = tuple(stage for stage in STAGES if stage != "story")
@@ -36,6 +35,7 @@ def verdicts(model: CheckedModel, **options: Any) -> dict[str, str]:
     return {stage.name: stage.verdict for stage in done} | {"": overall(done)}
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_of_every_family_is_right(family: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model", SEED, **FAMILIES[family])
@@ -117,6 +117,7 @@ def test_tokens_that_differ_are_a_bug_unless_rounding_explains_every_one() -> No
     assert first != second
 
 
+@pytest.mark.drawn(1, each="mix")
 @pytest.mark.parametrize(
     ("family", "mix"),
     [(family, ("F32", "Q8_0", "Q4_0")[i % 3]) for i, family in enumerate(FAMILIES)] + [("qwen2", "Q4_K_M")],

@@ -35,6 +35,7 @@ def whole_logits(llm: LLM, ids: Sequence[int], window: int, stride: int) -> floa
     return nats
 
 
+@pytest.mark.drawn(1, each=("budget", "window"))
 @pytest.mark.parametrize("budget", [1, 7, 40, 512])
 @pytest.mark.parametrize(("window", "stride"), [(96, 48), (33, 7), (2, 1)])
 def test_the_bits_are_those_of_all_logits_at_once(budget: int, window: int, stride: int) -> None:
