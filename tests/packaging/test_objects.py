@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.drawn import some
+
 ROOT = Path(__file__).resolve().parents[2]
 NM = shutil.which("nm")
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
@@ -82,14 +84,13 @@ def test_nothing_in_the_kernels_of_this_installation_is_weak_or_runs_at_load_tim
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
-@pytest.mark.parametrize(
-    "build", [pytest.param(build, marks=[pytest.mark.long] if i else []) for i, build in enumerate(BUILDS)]
-)
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("build", BUILDS)
 def test_nothing_in_the_headers_of_kernels_waits_for_a_compiler_to_inline_it(build: str, tmp_path: Path) -> None:
-    """Without optimisation a function is inlined only where it says that it must be."""
+    """Without optimisation a function is inlined only where it says that it must be. Of one build, two sources."""
     assert COMPILER is not None
     objects = []
-    for name in SOURCES:
+    for name in some(SOURCES, 2, of=build):
         objects.append(tmp_path / f"{Path(name).stem}.o")
         command = [COMPILER, *FLAGS, *BUILDS[build], f"-DKARAT_ISA_NAMESPACE={build}", "-O0", "-c"]
         subprocess.run([*command, str(ROOT / "csrc" / name), "-o", str(objects[-1])], check=True)

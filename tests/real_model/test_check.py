@@ -63,6 +63,7 @@ def layer_outputs(request: pytest.FixtureRequest, smollm2: Path, tmp_path_factor
     return path
 
 
+@pytest.mark.drawn(1)
 def test_diagnose_names_a_planted_bug_and_finds_none_in_a_right_run(
     layer_outputs: Path, smollm2: Path, karat: Karat
 ) -> None:
