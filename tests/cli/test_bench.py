@@ -263,8 +263,15 @@ def test_a_plot_that_cannot_be_written(karat_here: Karat, tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end() -> None:
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end(is_quiet: bool) -> None:
     options = ("--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--context", "0")
+    if is_quiet:
+        with PseudoTerminal("bench", *options, "-q", NO_COLOR="1") as terminal:
+            terminal.wait_for_end()
+        assert terminal.raw.startswith("model   ")
+        return
     with PseudoTerminal("bench", *options, NO_COLOR="1") as terminal:
         code, _ = terminal.wait_for_end()
     assert code == 0
@@ -274,9 +281,6 @@ def test_a_terminal_shows_one_line_of_progress_that_is_gone_at_the_end() -> None
     assert "\n" not in progress and "\x1b" not in progress and "␍" not in progress
     assert progress.endswith("\r") and set(progress.split("\r")[-2]) == {" "}, "the last line is blanked"
     assert " tok/s " in table and "…" not in table
-    with PseudoTerminal("bench", *options, "-q", NO_COLOR="1") as terminal:
-        terminal.wait_for_end()
-    assert terminal.raw.startswith("model   ")
 
 
 @pytest.mark.slow

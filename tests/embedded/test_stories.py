@@ -7,6 +7,7 @@ words again.
 
 import json
 import math
+import os
 import random
 import re
 from pathlib import Path
@@ -19,7 +20,8 @@ from karat.config import embedded_model_path
 from tests.support.seed import SEED
 from training.words import article, contains
 
-NUM_WORDS = 100
+IS_LONG = "KARAT_LONG" in os.environ
+NUM_WORDS = 100 if IS_LONG else 40
 WINDOW = 256  # of the card's definition of held-out loss
 
 RESERVED = Path(__file__).parents[1] / "data" / "reserved_words.json"
@@ -33,16 +35,14 @@ def llm() -> LLM:
 def test_stories_contain_the_words_asked_for(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     """At least 80 of 100 stories have their word and end by themselves, drawn by the model's own defaults.
 
-    The card has a share of about 92 %, measured on 600: fewer than 80 are less likely than one in ten thousand. An
-    engine that loses the request, or garbles it, gets next to none of the words. One story in 300 has at most 100
-    characters: more than three of 100 are less likely than one in a thousand.
+    Of 40 at least 29. The card has a share of about 92 %, measured on 600: fewer are less likely than one in ten
+    thousand. An engine that loses the request, or garbles it, gets next to none of the words. One story in 300 has at
+    most 100 characters: more than three of 100, or two of 40, are less likely than one in a thousand.
     """
     bands: dict[str, list[str]] = json.loads(RESERVED.read_text())
     assert set(bands) == {"common", "medium", "rare"}
-    rng = random.Random(int(SEED))
-    asked = [
-        (band, word) for band, count in zip(bands, (34, 33, 33), strict=True) for word in rng.sample(bands[band], count)
-    ]
+    rng, counts = random.Random(int(SEED)), (34, 33, 33) if IS_LONG else (14, 13, 13)
+    asked = [(band, word) for band, count in zip(bands, counts, strict=True) for word in rng.sample(bands[band], count)]
     assert len(asked) == NUM_WORDS
     chats = [[{"role": "user", "content": f"Tell me a story about {article(w)} {w}."}] for _, w in asked]
     outputs = [output.outputs[0] for output in llm.chat(chats)]
@@ -51,10 +51,10 @@ def test_stories_contain_the_words_asked_for(llm: LLM, capsys: pytest.CaptureFix
         hits[band] += contains(output.text, word) and output.finish_reason == "stop"
     with capsys.disabled():
         print(f"\n  words in stories (seed {SEED}): {sum(hits.values())} of {NUM_WORDS}, by band {hits}")
-    assert sum(hits.values()) >= 80
-    assert sum(output.finish_reason == "stop" for output in outputs) >= 95
+    assert sum(hits.values()) >= (80 if IS_LONG else 29)
+    assert sum(output.finish_reason != "stop" for output in outputs) <= (5 if IS_LONG else 3)
     lengths = sorted(len(output.text) for output in outputs)
-    assert lengths[3] > 100 and lengths[10] > 200
+    assert lengths[3 if IS_LONG else 2] > 100 and lengths[10] > 200
     assert len({output.text for output in outputs}) == NUM_WORDS
 
 
