@@ -80,7 +80,8 @@ struct CacheView {
     std::size_t region_bytes;  // of all layers: from one region to the next
 };
 
-// The tokens and sequences of a step (see karat.batch.ForwardBatch).
+// The tokens and sequences of a step, with the blocks of one cache group (karat.batch.ForwardBatch). Blocks before the
+// first key that a token of the step sees are not read.
 struct BatchView {
     std::size_t num_tokens, num_seqs, max_blocks, block_size;
     const std::int32_t *positions, *slots, *query_starts, *context_lens, *block_tables;

@@ -5,20 +5,21 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// Unpacks K of `count` positions from `first` on to [head_dim, kKeys]. Beyond them `out` is not defined.
+// Unpacks K of positions first + skipped … first + count - 1 to [head_dim, kKeys]. Beyond them `out` is not defined:
+// no row sees the keys before, whose blocks may be gone.
 template <class From>
-void unpack_keys(From, const Keys& keys, std::size_t first, std::size_t count, float* out) {
+void unpack_keys(From, const Keys& keys, std::size_t first, std::size_t skipped, std::size_t count, float* out) {
     using Stored = typename From::Stored;
     const auto head = keys.head<Stored>();
     const std::size_t dim = keys.a.cache.head_dim;
-    for (std::size_t lanes = 0; lanes < count; lanes += kLanes) {
+    for (std::size_t lanes = skipped / kLanes * kLanes; lanes < count; lanes += kLanes) {
         const std::size_t position = first + lanes;
         if (keys.a.batch.block_size % kLanes == 0) {
             const Stored* in = head.k(keys.slot(position));
             for (std::size_t d = 0; d < dim; ++d) store(out + d * kKeys + lanes, From::read(in + d * kLanes));
         } else {
             const std::size_t some = least(kLanes, count - lanes);
-            for (std::size_t i = 0; i < some; ++i) {
+            for (std::size_t i = most(skipped, lanes) - lanes; i < some; ++i) {
                 const std::size_t slot = keys.slot(position + i);
                 const Stored* in = head.k(slot) + slot % kLanes;
                 for (std::size_t d = 0; d < dim; ++d) out[d * kKeys + lanes + i] = From::one(in[d * kLanes]);
@@ -29,13 +30,13 @@ void unpack_keys(From, const Keys& keys, std::size_t first, std::size_t count, f
     }
 }
 
-// Unpacks V of `count` positions from `first` on to [count, head_dim rounded up to 16].
+// Unpacks V of positions first + skipped … first + count - 1 to [count, head_dim rounded up to 16].
 template <class From>
-void unpack_values(From, const Keys& keys, std::size_t first, std::size_t count, float* out) {
+void unpack_values(From, const Keys& keys, std::size_t first, std::size_t skipped, std::size_t count, float* out) {
     using Stored = typename From::Stored;
     const auto head = keys.head<Stored>();
     const std::size_t padded = padded_dim(keys.a.cache.head_dim);
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = skipped; i < count; ++i) {
         const Stored* in = head.v(keys.slot(first + i));
         for (std::size_t d = 0; d < padded; d += kLanes) store(out + i * padded + d, From::read(in + d));
     }
@@ -114,9 +115,9 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
     }
     const KeysSeen all = seen_by_any(s, 0, count);
     for (std::size_t base = all.from / kKeys * kKeys; base < all.to; base += kKeys) {
-        const std::size_t end = least(base + kKeys, all.to);
+        const std::size_t end = least(base + kKeys, all.to), skipped = most(all.from, base) - base;
         with_reader(rows.a.cache.type,
-                    [&](auto from) { unpack_keys(from, keys, start + base, end - base, s.unpacked); });
+                    [&](auto from) { unpack_keys(from, keys, start + base, skipped, end - base, s.unpacked); });
         for (std::size_t i = 0; i < num_tiles(count); ++i) {
             const std::size_t r0 = tile_start(count, i), r1 = tile_start(count, i + 1);
             const KeysSeen seen = seen_by_any(s, r0, r1);
@@ -131,9 +132,9 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
         for (std::size_t d = 0; d < s.padded + kPartStats; d += kLanes) store(s.part_of(r) + d, zero());
     scores_to_weights(s, count);
     for (std::size_t base = all.from / kKeys * kKeys; base < all.to; base += kKeys) {
-        const std::size_t end = least(base + kKeys, all.to);
+        const std::size_t end = least(base + kKeys, all.to), skipped = most(all.from, base) - base;
         with_reader(rows.a.cache.type,
-                    [&](auto from) { unpack_values(from, keys, start + base, end - base, s.unpacked); });
+                    [&](auto from) { unpack_values(from, keys, start + base, skipped, end - base, s.unpacked); });
         for (std::size_t i = 0; i < num_tiles(count); ++i) {
             const std::size_t r0 = tile_start(count, i), r1 = tile_start(count, i + 1);
             // Keys that all rows of the tile see run as a tile. Keys before and after, which only some rows see, run

@@ -25,6 +25,15 @@ struct OwnedCache {
     CacheView layer(std::size_t index) const;
 };
 
+// The cache of one layer. It is addressed by the slots and block tables of its cache group.
+struct LayerCache {
+    std::shared_ptr<const OwnedCache> owner;  // of all layers of the group
+    std::size_t place;                        // among them
+    std::size_t group, layer;                 // their numbers in the model
+
+    CacheView view() const { return owner->layer(place); }
+};
+
 struct RopeTable {
     std::size_t positions, head_dim;
     std::vector<float> cos, sin;  // [positions, head_dim / 2]
@@ -34,7 +43,7 @@ struct Vector { std::vector<float> values; };
 
 using MatrixRef = std::shared_ptr<const OwnedMatrix>;
 using VectorRef = std::shared_ptr<const Vector>;
-using CacheRef = std::shared_ptr<const OwnedCache>;
+using CacheRef = std::shared_ptr<const LayerCache>;
 using RopeRef = std::shared_ptr<const RopeTable>;
 
 }  // namespace karat

@@ -62,11 +62,17 @@ RopeRef rope_of(In<float, 2> cos, In<float, 2> sin) {
     return table;
 }
 
-CacheRef cache_of(const std::string& dtype, std::size_t layers, std::size_t slots, std::size_t kv_heads,
-                  std::size_t head_dim) {
+// A cache group: the caches of layers, which are numbers in the model.
+std::vector<CacheRef> cache_of(const std::string& dtype, const std::vector<std::size_t>& layers, std::size_t slots,
+                               std::size_t kv_heads, std::size_t head_dim, std::size_t group) {
     static constexpr std::pair<const char*, CacheType> kTypes[] = {
         {"float32", CacheType::f32}, {"float16", CacheType::f16}, {"bfloat16", CacheType::bf16}};
-    return std::make_shared<const OwnedCache>(named(dtype, kTypes), layers, slots, kv_heads, head_dim);
+    const auto owner =
+        std::make_shared<const OwnedCache>(named(dtype, kTypes), layers.size(), slots, kv_heads, head_dim);
+    std::vector<CacheRef> caches;
+    for (const std::size_t layer : layers)
+        caches.push_back(std::make_shared<const LayerCache>(LayerCache{owner, caches.size(), group, layer}));
+    return caches;
 }
 
 using Lost = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
@@ -176,11 +182,11 @@ NB_MODULE(_native, m) {
     m.def("vector", &vector_of, nb::arg("values").noconvert());
     nb::class_<RopeTable>(m, "RopeTable").def_prop_ro("head_dim", [](const RopeTable& self) { return self.head_dim; });
     m.def("rope_table", &rope_of, nb::arg("cos").noconvert(), nb::arg("sin").noconvert());
-    nb::class_<OwnedCache>(m, "Cache")
-        .def_prop_ro("num_kv_heads", [](const OwnedCache& self) { return self.num_kv_heads; })
-        .def_prop_ro("head_dim", [](const OwnedCache& self) { return self.head_dim; });
-    m.def("cache", &cache_of, nb::arg("dtype"), nb::arg("num_layers"), nb::arg("num_slots"), nb::arg("num_kv_heads"),
-          nb::arg("head_dim"));
+    nb::class_<LayerCache>(m, "Cache")
+        .def_prop_ro("num_kv_heads", [](const LayerCache& self) { return self.owner->num_kv_heads; })
+        .def_prop_ro("head_dim", [](const LayerCache& self) { return self.owner->head_dim; });
+    m.def("cache", &cache_of, nb::arg("dtype"), nb::arg("layers"), nb::arg("num_slots"), nb::arg("num_kv_heads"),
+          nb::arg("head_dim"), nb::arg("group") = 0);
 
     nb::class_<SharedMemory>(m, "SharedMemory")
         .def(nb::init<int, int, int, std::size_t, std::size_t, bool>(), nb::arg("descriptor"), nb::arg("rank"),
@@ -249,9 +255,9 @@ NB_MODULE(_native, m) {
         .def("sigmoid_mul", &record::sigmoid_mul, nb::arg("x"), nb::arg("gate"))
         .def("add", &record::add, nb::arg("x"), nb::arg("y"))
         .def("rope", &record::rope, nb::arg("x"), nb::arg("table"))
-        .def("kv_write", &record::kv_write, nb::arg("k"), nb::arg("v"), nb::arg("cache"), nb::arg("layer"))
-        .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("layer"), nb::arg("scale"),
-             nb::arg("window"), nb::arg("group_heads"), nb::arg("first_head"))
+        .def("kv_write", &record::kv_write, nb::arg("k"), nb::arg("v"), nb::arg("cache"))
+        .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("scale"), nb::arg("window"),
+             nb::arg("group_heads"), nb::arg("first_head"))
         .def("select", &record::select, nb::arg("x"))
         .def(
             "finish",

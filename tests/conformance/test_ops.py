@@ -258,26 +258,27 @@ def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, grou
     d, heads = 2 * half, len(read_by)
     groups = None if first == 0 and heads == kv_heads * group else HeadGroups(group, first)
     everything, step_batch = batch_of(lens, lens, seed=seed), batch_of(lens, new, seed=seed)
-    cache: Any = ops.new_cache(
-        CacheSpec(num_layers=2, num_blocks=40, block_size=4, num_kv_heads=kv_heads, head_dim=d, dtype=ops.dtype)
+    ((_, cache),) = ops.new_cache(
+        [
+            CacheSpec(
+                layers=(0, 1), num_blocks=40, block_size=4, num_kv_heads=kv_heads, k_dim=d, v_dim=d, dtype=ops.dtype
+            )
+        ]
     )
     stale = np.full((152, kv_heads, d), np.nan, ops.dtype)
-    ops.kv_write(stale, stale, cache, 1, ops.begin(batch_of([152], [152])))
+    ops.kv_write(stale, stale, cache, ops.begin(batch_of([152], [152])))
     total = sum(lens)
     q, k, v = draw(seed, (total, heads, d), (total, kv_heads, d), (total, kv_heads, d), dtype=ops.dtype)
-    ops.kv_write(k, v, cache, 1, ops.begin(everything))
+    ops.kv_write(k, v, cache, ops.begin(everything))
     starts = np.concatenate(([0], np.cumsum(lens)))
     rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
     seen: list[np.ndarray[Any, Any]] = []
     got = ops.read(
-        ops.paged_attention(
-            q[rows], cache, 1, ops.begin(step_batch), scale=0.37, window=window, name="a.b", groups=groups
-        )
+        ops.paged_attention(q[rows], cache, ops.begin(step_batch), scale=0.37, window=window, name="a.b", groups=groups)
     )
     ops.paged_attention(
         q[rows],
         cache,
-        1,
         ops.begin(step_batch),
         scale=0.37,
         window=window,
@@ -318,14 +319,16 @@ def test_attention_over_thousands_of_keys(ops: Executor, window: int | None) -> 
     d + 8 for each score. Scores are about 8 at most here.
     """
     lens, new, heads, kv_heads, d = [4099, 3000, 300], [1, 70, 300], 6, 2, 16
-    spec = CacheSpec(num_layers=1, num_blocks=500, block_size=16, num_kv_heads=kv_heads, head_dim=d, dtype=ops.dtype)
-    cache: Any = ops.new_cache(spec)
+    spec = CacheSpec(
+        layers=(0,), num_blocks=500, block_size=16, num_kv_heads=kv_heads, k_dim=d, v_dim=d, dtype=ops.dtype
+    )
+    ((cache,),) = ops.new_cache([spec])
     everything, step_batch = (batch_of(lens, counts, block_size=16, seed=3) for counts in (lens, new))
     q, k, v = draw(5, (sum(lens), heads, d), (sum(lens), kv_heads, d), (sum(lens), kv_heads, d), dtype=ops.dtype)
-    ops.kv_write(k, v, cache, 0, ops.begin(everything))
+    ops.kv_write(k, v, cache, ops.begin(everything))
     starts = np.concatenate(([0], np.cumsum(lens)))
     rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
-    got = ops.read(ops.paged_attention(q[rows], cache, 0, ops.begin(step_batch), scale=0.25, window=window, name="op"))
+    got = ops.read(ops.paged_attention(q[rows], cache, ops.begin(step_batch), scale=0.25, window=window, name="op"))
     at = 0
     for i, (n, m) in enumerate(zip(lens, new, strict=True)):
         part = slice(starts[i], starts[i + 1])
@@ -350,26 +353,26 @@ def test_attention_over_thousands_of_keys(ops: Executor, window: int | None) -> 
 @given(values=st.lists(st.floats(-60000, 60000, width=32), min_size=4, max_size=4))
 def test_cache_rounds_to_nearest_even(ops: Executor, kv_dtype: Any, values: list[float]) -> None:
     """A single key has weight 1, so attention returns V as the cache holds it."""
-    cache = ops.new_cache(
-        CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=1, head_dim=4, dtype=kv_dtype)
+    ((cache,),) = ops.new_cache(
+        [CacheSpec(layers=(0,), num_blocks=1, block_size=4, num_kv_heads=1, k_dim=4, v_dim=4, dtype=kv_dtype)]
     )
     step = ops.begin(plain_batch([0]))
     v = np.array(values, ops.dtype).reshape(1, 1, 4)
-    ops.kv_write(np.ones_like(v), v, cache, 0, step)
-    out = ops.read(ops.paged_attention(np.ones_like(v), cache, 0, step, scale=1.0, window=None, name="a.b"))
+    ops.kv_write(np.ones_like(v), v, cache, step)
+    out = ops.read(ops.paged_attention(np.ones_like(v), cache, step, scale=1.0, window=None, name="a.b"))
     want = torch.tensor(values, dtype=torch.float32).to(getattr(torch, kv_dtype)).double()
     np.testing.assert_array_equal(out[0].astype(np.float64), want.numpy())
 
 
 @every_executor
 def test_cache_refuses_what_it_cannot_hold(ops: Executor) -> None:
-    cache = ops.new_cache(
-        CacheSpec(num_layers=1, num_blocks=2, block_size=4, num_kv_heads=2, head_dim=2, dtype="float16")
+    ((cache,),) = ops.new_cache(
+        [CacheSpec(layers=(0,), num_blocks=2, block_size=4, num_kv_heads=2, k_dim=2, v_dim=2, dtype="float16")]
     )
     k = np.ones((1, 2, 2), ops.dtype)
     k[0, 1, 0] = 70000
     with pytest.raises(NumericsError, match=r"K of layer 0, KV head 1, token 0 .*70000 .*kv-dtype"):
-        ops.kv_write(k, np.ones_like(k), cache, 0, ops.begin(batch_of([1], [1])))
+        ops.kv_write(k, np.ones_like(k), cache, ops.begin(batch_of([1], [1])))
 
 
 @every_executor
@@ -384,12 +387,12 @@ def test_shapes_outside_the_contract_are_refused(ops: Executor) -> None:
     for gates in (0, 2, 4, 6):
         with pytest.raises(ExecutorError, match=r"some\.op: a gate .* for"):
             ops.sigmoid_mul(x, np.ones((2, gates), ops.dtype), name="some.op")
-    cache = ops.new_cache(
-        CacheSpec(num_layers=1, num_blocks=1, block_size=4, num_kv_heads=2, head_dim=2, dtype="float32")
+    ((cache,),) = ops.new_cache(
+        [CacheSpec(layers=(0,), num_blocks=1, block_size=4, num_kv_heads=2, k_dim=2, v_dim=2, dtype="float32")]
     )
     q, step = np.ones((1, 4, 2), ops.dtype), ops.begin(batch_of([1], [1]))
     for groups in (HeadGroups(4), HeadGroups(2, 1), HeadGroups(3, 3), HeadGroups(2, -1), HeadGroups(0)):
         with pytest.raises(ExecutorError, match=r"some\.op"):
-            ops.paged_attention(q, cache, 0, step, scale=1.0, window=None, name="some.op", groups=groups)
+            ops.paged_attention(q, cache, step, scale=1.0, window=None, name="some.op", groups=groups)
     with pytest.raises(ExecutorError, match=r"some\.op"):
-        ops.paged_attention(q[:, :3], cache, 0, step, scale=1.0, window=None, name="some.op")
+        ops.paged_attention(q[:, :3], cache, step, scale=1.0, window=None, name="some.op")

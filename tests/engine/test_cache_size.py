@@ -173,14 +173,20 @@ def test_a_cache_takes_what_was_counted(layers: int, heads: int, head_dim: int, 
     """The address space of the process grows by it, in whole pages."""
     ops = NativeOps(threads=1)
     spec = CacheSpec(
-        num_layers=layers, num_blocks=num_blocks, block_size=16, num_kv_heads=heads, head_dim=head_dim, dtype=dtype
+        layers=tuple(range(layers)),
+        num_blocks=num_blocks,
+        block_size=16,
+        num_kv_heads=heads,
+        k_dim=head_dim,
+        v_dim=head_dim,
+        dtype=dtype,
     )
 
     def pages() -> int:
         return int(Path("/proc/self/statm").read_text().split()[0])
 
     before = pages()
-    held = ops.new_cache(spec)
+    held = ops.new_cache([spec])
     grown = pages() - before
     del held
     assert grown == -(-ops.cache_bytes(spec) // resource.getpagesize())

@@ -20,7 +20,7 @@ from karat.batch import plain_batch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import LayerShape, RopeConfig
 from karat.errors import ExecutorError
-from karat.kv.cache import new_cache
+from karat.kv.cache import new_caches
 from karat.kv.groups import Keys
 from karat.layers import linear, merged, shards, vocabulary
 from karat.layers.attention import Attention
@@ -153,7 +153,7 @@ def attention(size: int, heads: int = 14, kv_heads: int = 2, rope: RopeConfig | 
     def call(layer: Attention, ops: Ops, group: Group) -> tuple[Array, ...]:
         start, stop = shards.own_kv_heads(heads, kv_heads, 1, group)
         assert layer.keeps == Keys(stop - start, 10, 10, None)
-        cache = new_cache(ops, [layer.keeps], "float64", 1, block_size=ROWS)
+        (cache,) = new_caches(ops, [layer.keeps], "float64", 1, block_size=ROWS)
         ropes = {Rotation(ROPE, 10): ops.rope_table(ROPE, head_dim=10, num_positions=ROWS)}
         tap = Tap(ops)
         out = layer(tap, x_of(HIDDEN), tap.begin(batch), cache, ropes)
@@ -161,7 +161,7 @@ def attention(size: int, heads: int = 14, kv_heads: int = 2, rope: RopeConfig | 
         return (out,)
 
     def make(take: Any, group: Group) -> Attention:
-        return Attention(at(take, group), HIDDEN, shape, 0, qkv_bias=True, o_bias=True)
+        return Attention(at(take, group), HIDDEN, shape, qkv_bias=True, o_bias=True)
 
     return compare(size, make, call, the_same)
 

@@ -243,7 +243,7 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
     Steps steps(block_size, lengths);
     auto table = std::make_shared<RopeTable>();
     *table = {512, kDim, numbers(512 * kDim / 2, 21), numbers(512 * kDim / 2, 22)};
-    const auto cache = std::make_shared<const OwnedCache>(type, kLayers, steps.num_blocks * block_size, kKvHeads, kDim);
+    const auto owner = std::make_shared<const OwnedCache>(type, kLayers, steps.num_blocks * block_size, kKvHeads, kDim);
 
     Plan plan(kernels, integers, threads);
     std::uint32_t seed = 100;
@@ -265,8 +265,9 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
         const auto qkv = record::linear(plan, record::rms_norm(plan, x, before, 1e-6), projections,
                                         {q_bias, nullptr, nullptr}, one_leaf);
         const Register q = record::rope(plan, record::rms_norm(plan, qkv[0], q_norm, 1e-6), table);
-        record::kv_write(plan, record::rope(plan, qkv[1], table), qkv[2], cache, layer);
-        const Register attended = record::attention(plan, q, cache, layer, 0.2f, window, kHeads / kKvHeads, 0);
+        const auto cache = std::make_shared<const LayerCache>(LayerCache{owner, layer, 0, layer});
+        record::kv_write(plan, record::rope(plan, qkv[1], table), qkv[2], cache);
+        const Register attended = record::attention(plan, q, cache, 0.2f, window, kHeads / kKvHeads, 0);
         x = record::add(plan, x, record::linear(plan, attended, {o}, {nullptr}, leaves(kHeads * kDim, 4, kDim))[0]);
         const auto both =
             record::linear(plan, record::rms_norm(plan, x, between, 1e-6), gate_up, {nullptr, nullptr}, one_leaf);

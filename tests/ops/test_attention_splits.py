@@ -46,21 +46,24 @@ def attended(
     k[2 * context // 3 :: 97] *= factor  # splits with other tops
     q = rng.standard_normal((40, 2 * group, dim)).astype(np.float32)
     blocks = -(-context // block)
-    cache: Any = ops.new_cache(
-        CacheSpec(num_layers=2, num_blocks=blocks, block_size=block, num_kv_heads=2, head_dim=dim, dtype=dtype)
+    ((other, cache),) = ops.new_cache(
+        [
+            CacheSpec(
+                layers=(0, 1), num_blocks=blocks, block_size=block, num_kv_heads=2, k_dim=dim, v_dim=dim, dtype=dtype
+            )
+        ]
     )
     first = max(0, context - window) if window else 0
     k[:first] = v[:first] = np.nan
     stale = np.full((blocks * block, 2, dim), np.nan, np.float32)
-    ops.kv_write(stale, stale, cache, 1, ops.begin(last_tokens(len(stale), len(stale), block)))
-    ops.kv_write(k, v, cache, 1, ops.begin(last_tokens(context, context, block)))
-    ops.kv_write(stale, stale, cache, 0, ops.begin(last_tokens(len(stale), len(stale), block)))  # another layer
+    ops.kv_write(stale, stale, cache, ops.begin(last_tokens(len(stale), len(stale), block)))
+    ops.kv_write(k, v, cache, ops.begin(last_tokens(context, context, block)))
+    ops.kv_write(stale, stale, other, ops.begin(last_tokens(len(stale), len(stale), block)))  # another layer
     got = {
         new: ops.read(
             ops.paged_attention(
                 q[40 - new :],
                 cache,
-                1,
                 ops.begin(last_tokens(context, new, block)),
                 scale=SCALE,
                 window=window,
@@ -124,13 +127,23 @@ def test_what_is_not_a_number_stays_so_in_every_build() -> None:
             k, v = rng.standard_normal((2, context, 1, DIM)).astype(np.float32)
             k[280] = value
             q = np.abs(rng.standard_normal((new, 2, DIM))).astype(np.float32)
-            cache: Any = ops.new_cache(
-                CacheSpec(num_layers=1, num_blocks=19, block_size=BLOCK, num_kv_heads=1, head_dim=DIM, dtype="float32")
+            ((cache,),) = ops.new_cache(
+                [
+                    CacheSpec(
+                        layers=(0,),
+                        num_blocks=19,
+                        block_size=BLOCK,
+                        num_kv_heads=1,
+                        k_dim=DIM,
+                        v_dim=DIM,
+                        dtype="float32",
+                    )
+                ]
             )
-            ops.kv_write(k, v, cache, 0, ops.begin(last_tokens(context, context)))
+            ops.kv_write(k, v, cache, ops.begin(last_tokens(context, context)))
             for count in (1, new):
                 batch = ops.begin(last_tokens(context, count))
-                out = ops.read(ops.paged_attention(q[new - count :], cache, 0, batch, scale=1.0, window=None, name="a"))
+                out = ops.read(ops.paged_attention(q[new - count :], cache, batch, scale=1.0, window=None, name="a"))
                 sees = np.arange(context - count, context) >= 280
                 # Of minus infinity the weight is 0, as of any score that is low enough.
                 is_nan = np.repeat(sees & (value != -np.inf), 2 * DIM).reshape(out.shape)
@@ -146,11 +159,15 @@ def test_a_weight_too_small_for_a_float_is_none() -> None:
     q[:, :, 0] = 1
     for isa in supported_isas():
         ops = NativeOps(isa=isa)
-        cache: Any = ops.new_cache(
-            CacheSpec(num_layers=1, num_blocks=19, block_size=BLOCK, num_kv_heads=1, head_dim=DIM, dtype="float32")
+        ((cache,),) = ops.new_cache(
+            [
+                CacheSpec(
+                    layers=(0,), num_blocks=19, block_size=BLOCK, num_kv_heads=1, k_dim=DIM, v_dim=DIM, dtype="float32"
+                )
+            ]
         )
-        ops.kv_write(k, v, cache, 0, ops.begin(last_tokens(context, context)))
+        ops.kv_write(k, v, cache, ops.begin(last_tokens(context, context)))
         for count in (1, new):
             batch = ops.begin(last_tokens(context, count))
-            out = ops.read(ops.paged_attention(q[:count], cache, 0, batch, scale=1.0, window=None, name="a"))
+            out = ops.read(ops.paged_attention(q[:count], cache, batch, scale=1.0, window=None, name="a"))
             np.testing.assert_array_equal(out, 1)

@@ -89,9 +89,9 @@ def test_a_step_reads_what_it_was_given() -> None:
     x = plan.add(x, plan.embedding(matrix(TOKENS)))
     angles = rng.uniform(-3, 3, (BLOCK * BLOCKS, HEAD // 2))
     x = plan.rope(x, native().rope_table(np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)))
-    cache = native().cache("float32", 1, BLOCK * BLOCKS, WIDTH // HEAD, HEAD)
-    plan.kv_write(x, x, cache, 0)
-    out = plan.select(plan.attention(x, cache, 0, HEAD**-0.5, 0, 1, 0))
+    (cache,) = native().cache("float32", [0], BLOCK * BLOCKS, WIDTH // HEAD, HEAD)
+    plan.kv_write(x, x, cache)
+    out = plan.select(plan.attention(x, cache, HEAD**-0.5, 0, 1, 0))
     plan.finish(TOKENS, 4, 2, TOKENS, [out])
     values = rng.standard_normal((TOKENS, WIDTH), np.float32)
 

@@ -40,10 +40,10 @@ class Shape:
         """The inputs q, k, v, and what attention makes of them."""
         kv = self.kv_heads * self.head_dim
         inputs = [plan.input(width) for width in (self.heads * self.head_dim, kv, kv)]
-        cache = native().cache(self.dtype, 2, self.slots, self.kv_heads, self.head_dim)
-        plan.kv_write(*inputs[1:], cache, 1)
+        _, cache = native().cache(self.dtype, [0, 1], self.slots, self.kv_heads, self.head_dim)
+        plan.kv_write(*inputs[1:], cache)
         scale = self.head_dim**-0.5
-        return inputs, plan.attention(inputs[0], cache, 1, scale, self.window, self.group, self.first)
+        return inputs, plan.attention(inputs[0], cache, scale, self.window, self.group, self.first)
 
 
 def batch(step: int, wanted: Sequence[int] = ()) -> NDArray[np.int32]:

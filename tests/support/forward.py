@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
-from karat.kv.cache import new_cache
+from karat.kv.cache import new_caches
 from karat.models.registry import Model, build, read_config
 from karat.ops.executor import Executor
 
@@ -56,7 +56,7 @@ def run(
     tables = np.full((len(prompts), max(blocks_each)), -1, np.int32)
     for seq, count in enumerate(blocks_each):
         tables[seq, :count] = [free.pop() for _ in range(count)]
-    cache = new_cache(ops, model.keeps, kv_dtype or ops.default_kv_dtype, num_blocks, block_size=block_size)
+    layer_caches = new_caches(ops, model.keeps, kv_dtype or ops.default_kv_dtype, num_blocks, block_size=block_size)
     done = np.zeros(len(prompts), np.int32)
     logits: list[list[NDArray[np.floating]]] = [[] for _ in prompts]
     while any(done[i] < len(p) for i, p in enumerate(prompts)):
@@ -80,7 +80,7 @@ def run(
         )
         caches = [(num_blocks * block_size, None)]
         batch.validate(cached_lens=done[live].tolist(), caches=caches, vocab_size=config.vocab_size)
-        result = ops.read(model.forward(ops.begin(batch), cache))
+        result = ops.read(model.forward(ops.begin(batch), layer_caches))
         for part, i in zip(np.split(result, np.cumsum(counts)[:-1]), live, strict=True):
             logits[i].append(np.array(part))
         done[live] += counts

@@ -16,15 +16,17 @@ struct Item {
 
 // The items of a step, the same for all ops with these numbers.
 struct Items {
-    std::size_t kv_heads, tile, num_slots;  // tile: tokens of an item. num_slots: of the cache
+    std::size_t kv_heads, tile;            // tile: tokens of an item
+    std::size_t group, num_slots, window;  // of the cache
     std::size_t max_context = 0;
     std::vector<Item> list = {};
 
     bool is_for(const Items& other) const {
-        return kv_heads == other.kv_heads && tile == other.tile && num_slots == other.num_slots;
+        return kv_heads == other.kv_heads && tile == other.tile && group == other.group &&
+               num_slots == other.num_slots && window == other.window;
     }
     void reserve(const StepLimits& limits);
-    void check(const BatchView& batch) const;
+    void check(const StepInput& input) const;
     void make(const BatchView& batch);
 };
 
@@ -35,7 +37,9 @@ void Items::reserve(const StepLimits& limits) {
     list.reserve(kv_heads * (limits.seqs * splits_of(limits.context) + limits.tokens));
 }
 
-void Items::check(const BatchView& b) const {
+void Items::check(const StepInput& input) const {
+    require(group < input.groups.size(), "a step without the cache group");
+    const BatchView b = input.batch(group);
     require(b.block_size > 0 && b.query_starts[0] == 0 &&
                 static_cast<std::size_t>(b.query_starts[b.num_seqs]) == b.num_tokens,
             "query_starts do not fit");
@@ -49,7 +53,9 @@ void Items::check(const BatchView& b) const {
         for (std::int32_t t = first; t < last; ++t)
             require(context - static_cast<std::size_t>(b.positions[t]) == static_cast<std::size_t>(last - t),
                     "positions that do not end with their sequence");
-        for (std::size_t block = 0; block * b.block_size < context; ++block) {
+        const std::size_t first_end = static_cast<std::size_t>(b.positions[first]) + 1;  // of the keys it sees
+        const std::size_t seen = window && window < first_end ? first_end - window : 0;  // no token sees those before
+        for (std::size_t block = seen / b.block_size; block * b.block_size < context; ++block) {
             const std::int32_t id = b.block_tables[seq * b.max_blocks + block];
             require(id >= 0 && static_cast<std::size_t>(id) < num_slots / b.block_size, "a block outside the cache");
         }
@@ -78,15 +84,15 @@ void Items::make(const BatchView& b) {
 struct AttentionOp : Op {
     Register q, out;
     CacheRef cache;
-    std::size_t layer, window, num_heads, group_heads, first_head;
+    std::size_t window, num_heads, group_heads, first_head;
     float scale;
     std::shared_ptr<Items> items;
 
 protected:
     AttentionArgs args(const StepContext& s) const {
         return {
-            .cache = cache->layer(layer),
-            .batch = s.input.batch(0),
+            .cache = cache->view(),
+            .batch = s.input.batch(cache->group),
             .q = s.data(q),
             .out = s.data(out),
             .num_heads = num_heads,
@@ -100,7 +106,7 @@ protected:
     }
     // Floats of a split's partial results, which lie in the workspace.
     std::size_t part_floats() const {
-        return std::min(group_heads, num_heads) * ((cache->head_dim + 15) / 16 * 16 + kPartStats);
+        return std::min(group_heads, num_heads) * ((cache->owner->head_dim + 15) / 16 * 16 + kPartStats);
     }
     float* part(const StepContext& s, const Item& item) const { return s.workspace() + item.part * part_floats(); }
 };
@@ -133,18 +139,17 @@ struct AttendOp final : AttentionOp {
     void lower(Lowering& lowering) override { lowering.after.push_back(std::make_unique<MergeOp>(*this)); }
     void finish(Finishing& finishing) override {
         const StepLimits& limits = finishing.limits;
-        finishing.ask_for_scratch(finishing.kernels.scratch_bytes(cache->head_dim));
+        finishing.ask_for_scratch(finishing.kernels.scratch_bytes(cache->owner->head_dim));
         finishing.ask_for_workspace(
             product({limits.seqs, items->kv_heads, splits_of(limits.context), part_floats(), sizeof(float)}));
         if (makes_items) items->reserve(limits);
     }
     void check(const StepInput& input) const override {
         require(!input.scores || input.score_heads == num_heads, "scores of another shape than the sequence's");
-        require(!input.groups.empty(), "a step without the cache group");
-        if (makes_items) items->check(input.batch(0));
+        if (makes_items) items->check(input);
     }
     void begin(const StepInput& input) override {
-        if (makes_items) items->make(input.batch(0));
+        if (makes_items) items->make(input.batch(items->group));
     }
     void run(StepContext& s, int thread) override {
         const AttentionArgs a = args(s);
@@ -168,17 +173,22 @@ struct AttendOp final : AttentionOp {
 
 }  // namespace
 
-Register record::attention(Plan& plan, Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window,
+Register record::attention(Plan& plan, Register q, CacheRef cache, float scale, std::size_t window,
                            std::size_t group_heads, std::size_t first_head) {
     const RegisterInfo info = plan.info(q);
-    const std::size_t heads = info.width / cache->head_dim;
-    require(info.rows == Rows::tokens && layer < cache->num_layers && heads > 0 && heads <= kMaxCount &&
-                info.width % cache->head_dim == 0 && first_head < group_heads && group_heads <= kMaxCount &&
-                (first_head + heads - 1) / group_heads + 1 == cache->num_kv_heads,
+    const OwnedCache& held = *cache->owner;
+    const std::size_t heads = info.width / held.head_dim;
+    require(info.rows == Rows::tokens && heads > 0 && heads <= kMaxCount && info.width % held.head_dim == 0 &&
+                first_head < group_heads && group_heads <= kMaxCount &&
+                (first_head + heads - 1) / group_heads + 1 == held.num_kv_heads,
             "attention over a cache that does not fit");
     auto op = std::make_unique<AttendOp>();
     const std::size_t tile = std::max<std::size_t>(1, plan.kernels().attention_rows / std::min(group_heads, heads));
-    const Items wanted{.kv_heads = cache->num_kv_heads, .tile = tile, .num_slots = cache->num_slots};
+    const Items wanted{.kv_heads = held.num_kv_heads,
+                       .tile = tile,
+                       .group = cache->group,
+                       .num_slots = held.num_slots,
+                       .window = window};
     for (const auto& other : plan.ops())
         if (const auto* same = dynamic_cast<const AttendOp*>(other.get()); same && same->items->is_for(wanted))
             op->items = same->items;
@@ -187,7 +197,6 @@ Register record::attention(Plan& plan, Register q, CacheRef cache, std::size_t l
     op->q = q;
     op->out = plan.new_register({.width = info.width, .rows = Rows::tokens});
     op->cache = std::move(cache);
-    op->layer = layer;
     op->scale = scale;
     op->window = window;
     op->num_heads = heads;

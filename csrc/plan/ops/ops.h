@@ -31,10 +31,10 @@ Register silu_mul(Plan& plan, Register gate, Register up);
 Register sigmoid_mul(Plan& plan, Register x, Register gate);
 Register add(Plan& plan, Register x, Register y);
 Register rope(Plan& plan, Register x, RopeRef table);
-void kv_write(Plan& plan, Register k, Register v, CacheRef cache, std::size_t layer);
+void kv_write(Plan& plan, Register k, Register v, CacheRef cache);
 // Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read.
-Register attention(Plan& plan, Register q, CacheRef cache, std::size_t layer, float scale, std::size_t window,
-                   std::size_t group_heads, std::size_t first_head);
+Register attention(Plan& plan, Register q, CacheRef cache, float scale, std::size_t window, std::size_t group_heads,
+                   std::size_t first_head);
 // The wanted rows of x, which has the step's tokens.
 Register select(Plan& plan, Register x);
 

@@ -6,7 +6,7 @@ from karat.checkpoint import Weight, requantize, requantized_type
 from karat.config import FloatName
 from karat.engine.step import model_runner
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_cache
+from karat.kv.cache import new_caches
 from karat.models.registry import Model
 from karat.ops.executor import Runner, StepLimits
 from karat.ops.guard import Guard
@@ -49,5 +49,5 @@ def open_runner(
 ) -> Runner:
     """The model with a new KV cache, as a function of batches. `guard` checks every result (karat.ops.guard)."""
     ops = model.ops
-    cache = new_cache(ops, model.keeps, kv_dtype, num_blocks, block_size=block_size)
-    return model_runner(model.on(Guard(ops)) if guard else model, cache, limits)
+    caches = new_caches(ops, model.keeps, kv_dtype, num_blocks, block_size=block_size)
+    return model_runner(model.on(Guard(ops)) if guard else model, caches, limits)

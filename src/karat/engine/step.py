@@ -53,7 +53,7 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
     return batch
 
 
-def model_runner(model: Model, cache: Cache, limits: StepLimits) -> Runner:
+def model_runner(model: Model, caches: Sequence[Cache], limits: StepLimits) -> Runner:
     """The model as a function from a batch to the logits [rows, vocab] of its logit_rows. Valid until the next call.
 
     A call writes K and V of the batch's tokens to its slots. It raises NumericsError for numbers that the cache's dtype
@@ -61,5 +61,5 @@ def model_runner(model: Model, cache: Cache, limits: StepLimits) -> Runner:
     """
     ops, group = model.ops, model.group
     if group.size > 1 and group.channel is None:  # the transport needs the host between ops, so no plan is recorded
-        return lambda batch: ops.read(model.forward(ops.begin(batch), cache))
-    return ops.runner(lambda ops, step: model.forward(step, cache, ops), limits)
+        return lambda batch: ops.read(model.forward(ops.begin(batch), caches))
+    return ops.runner(lambda ops, step: model.forward(step, caches, ops), limits)

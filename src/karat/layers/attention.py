@@ -12,7 +12,7 @@ from karat.ops.api import Cache, Ops, Step, Tensor
 
 
 class Attention(Mixer):
-    """Attention of layer `layer` over x [tokens, hidden], with the heads, the window and the RoPE of `shape`.
+    """Attention over x [tokens, hidden], with the heads, the window and the RoPE of `shape`.
 
     With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation. `heads` and `kv_heads` are this
     rank's.
@@ -23,14 +23,12 @@ class Attention(Mixer):
         place: Place,
         hidden_size: int,
         shape: LayerShape,
-        layer: int,
         *,
         qkv_bias: bool = False,
         o_bias: bool = False,
         qk_norm_eps: float | None = None,
     ) -> None:
         self.name = place.name
-        self._layer = layer
         num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self._scale = head_dim**-0.5
         self.qkv = QKVParallelLinear(
@@ -59,11 +57,10 @@ class Attention(Mixer):
         for rotation in self.rotations:
             q = ops.rope(q, ropes[rotation], step, name=f"{self.name}.q_rope")
             k = ops.rope(k, ropes[rotation], step, name=f"{self.name}.k_rope")
-        ops.kv_write(k, v, cache, self._layer, step)
+        ops.kv_write(k, v, cache, step)
         out = ops.paged_attention(
             q,
             cache,
-            self._layer,
             step,
             scale=self._scale,
             window=self._window,

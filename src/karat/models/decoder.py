@@ -1,5 +1,7 @@
 """Decoder: a whole model of embedding, the layers of its family, final norm and head."""
 
+from collections.abc import Sequence
+
 from karat.checkpoint.weights import WeightSpec
 from karat.config import ModelConfig
 from karat.kv.groups import Keep
@@ -53,9 +55,9 @@ class Decoder:
             for rotation in self.rotations
         }
 
-    def __call__(self, ops: Ops, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
+    def __call__(self, ops: Ops, step: Step, caches: Sequence[Cache], ropes: RopeTables) -> Tensor:
         x = self.embed_tokens(ops, step)
-        for layer in self.layers:
+        for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(ops, x, step, cache, ropes)
         x = ops.select_rows(x, step, name="model.selected")
         return self.lm_head(ops, self.norm(ops, x))

@@ -25,7 +25,7 @@ def layer(place: Place, config: Qwen3Config, index: int) -> Block:
     """Layer `index` of a model."""
     size, eps, bias, shape = config.hidden_size, config.rms_norm_eps, config.attention_bias, config.shape(index)
     attention_norm = RMSNorm(place / "input_layernorm", size, eps)
-    attention = Attention(place / "self_attn", size, shape, index, qkv_bias=bias, o_bias=bias, qk_norm_eps=eps)
+    attention = Attention(place / "self_attn", size, shape, qkv_bias=bias, o_bias=bias, qk_norm_eps=eps)
     mlp_norm = RMSNorm(place / "post_attention_layernorm", size, eps)
     mlp = GatedMLP(place / "mlp", size, shape.inner_size)
     return Block(place.name, Branch(attention_norm, attention), Branch(mlp_norm, mlp))

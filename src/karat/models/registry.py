@@ -1,6 +1,6 @@
 """build: from a config.json and a checkpoint to a loaded model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -52,12 +52,12 @@ class Model:
         self._decoder = decoder
         self._ropes = ropes
 
-    def forward(self, step: Step, cache: Cache, ops: Ops | None = None) -> Tensor:
-        """Write K and V of the step's tokens to the cache. Returns the logits [rows, vocab] of its logit_rows.
+    def forward(self, step: Step, caches: Sequence[Cache], ops: Ops | None = None) -> Tensor:
+        """Write K and V of the step's tokens to the layers' caches. Returns the logits [rows, vocab] of its logit_rows.
 
         `ops` are those that the executor gives while it records.
         """
-        return self._decoder(self.ops if ops is None else ops, step, cache, self._ropes)
+        return self._decoder(self.ops if ops is None else ops, step, caches, self._ropes)
 
     def on(self, ops: Executor) -> "Model":
         """The same model run through `ops`, a Tap of this model's executor."""

@@ -29,7 +29,7 @@ E = TypeVar("E")
 Tensor = Annotated[Any, "a result, opaque to models: an array, or a register of a plan"]
 Loaded = Annotated[Any, "a weight in the executor's own layout"]
 Step = Annotated[Any, "the batch of one forward pass, as the executor holds it"]
-Cache = Annotated[Any, "K and V of all layers"]
+Cache = Annotated[Any, "K and V of one layer"]
 RopeTable = Annotated[Any, "cosines and sines by position"]
 
 Observer = Callable[[str, NDArray[np.floating]], None]
@@ -208,7 +208,9 @@ class Rope(Single):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvWrite(Op[None]):
-    """Store k and v [tokens, kv_heads, head_dim] at the step's slots, rounded to the cache's dtype.
+    """Store k [tokens, kv_heads, k_dim] and v [tokens, kv_heads, v_dim] at the step's slots, in the cache's dtype.
+
+    Numbers are rounded to it. The slots are those of the cache's group.
 
     Raises NumericsError for a finite value that the cache's dtype cannot hold.
     """
@@ -216,15 +218,15 @@ class KvWrite(Op[None]):
     k: Tensor
     v: Tensor
     cache: Cache
-    layer: int
     step: Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedAttention(Observed):
-    """Causal attention of q [tokens, heads, head_dim] over the cache: [tokens, heads * head_dim].
+    """Causal attention of q [tokens, heads, k_dim] over the cache: [tokens, heads * v_dim].
 
-    A token at position p sees keys 0 … p, or the last `window` of them. `groups` maps query heads to KV heads
+    Blocks are those of the cache's group. A token at position p sees keys 0 … p, or the last `window` of them; what
+    stands before the first key that a token of the step sees is not read. `groups` maps query heads to KV heads
     (None: equal groups); every KV head of the cache is read. Masked keys are skipped, not multiplied by zero.
     "scores" and "weights" are each [heads, new_tokens, context_len]: masked scores are -inf, masked weights 0.
     """
@@ -232,7 +234,6 @@ class PagedAttention(Observed):
     parts = ("scores", "weights")
     q: Tensor
     cache: Cache
-    layer: int
     step: Step
     _: KW_ONLY
     scale: float

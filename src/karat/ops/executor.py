@@ -1,7 +1,7 @@
 """Executor: Ops that compute, with all that is needed before and after a step."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,17 +17,18 @@ Runner = Callable[[ForwardBatch], NDArray[np.floating]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """Size of a paged KV cache: K and V of the KV heads, num_blocks * block_size slots a layer.
+    """Size of a cache group: K [k_dim] and V [v_dim] of the KV heads, num_blocks * block_size slots a layer.
 
-    `block_size` is in tokens, `head_dim` in numbers of `dtype`. The layout in memory is the executor's own:
-    karat.kv.cache shows it.
+    `layers` are the numbers of its layers in the model, `block_size` is in tokens, k_dim and v_dim in numbers of
+    `dtype`. The layout in memory is the executor's own: karat.kv.cache shows it.
     """
 
-    num_layers: int
+    layers: tuple[int, ...]
     num_blocks: int
     block_size: int
     num_kv_heads: int
-    head_dim: int
+    k_dim: int
+    v_dim: int
     dtype: FloatName
 
 
@@ -96,11 +97,14 @@ class Executor(Ops):
 
     @abstractmethod
     def cache_bytes(self, spec: CacheSpec) -> int:
-        """Bytes of memory that the cache of `new_cache` takes, what the layout rounds up included."""
+        """Bytes of memory that `new_cache` takes for this group, what the layout rounds up included."""
 
     @abstractmethod
-    def new_cache(self, spec: CacheSpec) -> Cache:
-        """An empty cache. Unwritten slots hold arbitrary values (NaN too); they must not affect any result."""
+    def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[Cache, ...], ...]:
+        """Empty caches: for each group the handles of its layers. A handle knows the number of its group in the step.
+
+        Unwritten slots hold arbitrary values (NaN too); they must not affect any result.
+        """
 
     def begin(self, batch: ForwardBatch) -> Step:
         """The batch as the executor holds it; every op of the step receives it as `step`."""

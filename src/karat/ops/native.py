@@ -163,14 +163,25 @@ class NativeOps(Executor):
 
     def cache_bytes(self, spec: CacheSpec) -> int:
         slots = _up(spec.num_blocks * spec.block_size, REGION_SLOTS)
-        width = spec.head_dim + _up(spec.head_dim, 16)  # of K, and of V
-        return spec.num_layers * slots * spec.num_kv_heads * width * FLOAT_BYTES[spec.dtype]
+        width = spec.k_dim + _up(spec.v_dim, 16)
+        return len(spec.layers) * slots * spec.num_kv_heads * width * FLOAT_BYTES[spec.dtype]
 
-    def new_cache(self, spec: CacheSpec) -> Loaded:
-        if spec.dtype == "float64":
-            raise ExecutorError("kv_dtype='float64': the native executor has float16, bfloat16 and float32 caches")
-        return native().cache(
-            spec.dtype, spec.num_layers, spec.num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim
+    def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[Loaded, ...], ...]:
+        for spec in groups:
+            if spec.dtype == "float64":
+                raise ExecutorError("kv_dtype='float64': the native executor has float16, bfloat16 and float32 caches")
+            if spec.k_dim != spec.v_dim:
+                raise ExecutorError(
+                    f"keys of {spec.k_dim} numbers and values of {spec.v_dim}: the native executor has caches where "
+                    "both are equal; take the reference executor"
+                )
+        return tuple(
+            tuple(
+                native().cache(
+                    spec.dtype, spec.layers, spec.num_blocks * spec.block_size, spec.num_kv_heads, spec.k_dim, group
+                )
+            )
+            for group, spec in enumerate(groups)
         )
 
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:

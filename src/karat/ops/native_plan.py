@@ -217,7 +217,7 @@ def _rope(recorder: PlanRecorder, op: api.Rope) -> Handle:
 def _kv_write(recorder: PlanRecorder, op: api.KvWrite) -> None:
     k, v, held = op.k, op.v, (op.cache.num_kv_heads, op.cache.head_dim)
     _require(k.tail == v.tail == held, "kv_write", f"K {k.tail} and V {v.tail} for a cache of {held}")
-    recorder.plan.kv_write(k.register, v.register, op.cache, op.layer)
+    recorder.plan.kv_write(k.register, v.register, op.cache)
 
 
 def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
@@ -228,7 +228,7 @@ def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
     _require(fits, op.name, f"{q.tail} in {groups} over {cache.num_kv_heads} KV heads of {cache.head_dim}")
     _require(op.observe is None, op.name, "scores are observed op by op, not in a recorded plan")
     window = op.window or 0
-    register = recorder.plan.attention(q.register, cache, op.layer, op.scale, window, groups.size, groups.first)
+    register = recorder.plan.attention(q.register, cache, op.scale, window, groups.size, groups.first)
     return Handle(register, (heads * head_dim,))
 
 

@@ -1,5 +1,6 @@
 """The reference executor: every op is one plain NumPy function, in float64 (the standard of the checks) or float32."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,11 +29,16 @@ def require(condition: bool, op: str, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceCache:
-    """k and v [layers, slots, kv_heads, head_dim] in the stored type (bfloat16 as its 16 bits)."""
+    """k [slots, kv_heads, k_dim] and v [slots, kv_heads, v_dim] of a layer, in the stored type (bfloat16 as 16 bits).
+
+    `group` and `layer` are their numbers in the model.
+    """
 
     k: NDArray[np.generic]
     v: NDArray[np.generic]
     dtype: FloatName
+    group: int
+    layer: int
 
 
 class ReferenceOps(Executor):
@@ -61,12 +67,12 @@ class ReferenceOps(Executor):
 
     def cache_bytes(self, spec: CacheSpec) -> int:
         slots = spec.num_blocks * spec.block_size
-        return 2 * spec.num_layers * slots * spec.num_kv_heads * spec.head_dim * FLOAT_BYTES[spec.dtype]
+        return len(spec.layers) * slots * spec.num_kv_heads * (spec.k_dim + spec.v_dim) * FLOAT_BYTES[spec.dtype]
 
-    def new_cache(self, spec: CacheSpec) -> ReferenceCache:
-        shape = (spec.num_layers, spec.num_blocks * spec.block_size, spec.num_kv_heads, spec.head_dim)
-        stored = np.uint16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
-        return ReferenceCache(np.zeros(shape, stored), np.zeros(shape, stored), spec.dtype)
+    def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[ReferenceCache, ...], ...]:
+        return tuple(
+            tuple(_empty_cache(spec, group, layer) for layer in spec.layers) for group, spec in enumerate(groups)
+        )
 
     def apply(self, op: Op[Any]) -> Any:
         return _FUNCTIONS[type(op)](self, op)
@@ -155,30 +161,38 @@ def _rope(ops: ReferenceOps, op: api.Rope) -> Array:
     return np.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1)
 
 
+def _empty_cache(spec: CacheSpec, group: int, layer: int) -> ReferenceCache:
+    stored = np.uint16 if spec.dtype == "bfloat16" else np.dtype(spec.dtype)
+    shape = (spec.num_blocks * spec.block_size, spec.num_kv_heads)
+    k, v = (np.zeros((*shape, dim), stored) for dim in (spec.k_dim, spec.v_dim))
+    return ReferenceCache(k, v, spec.dtype, group, layer)
+
+
 def _kv_write(ops: ReferenceOps, op: api.KvWrite) -> None:
     cache = op.cache
     for label, values, store in (("K", op.k, cache.k), ("V", op.v, cache.v)):
-        store[op.layer, op.step.slots(0)] = _store(values, cache.dtype, f"{label} of layer {op.layer}")
+        store[op.step.slots(cache.group)] = _store(values, cache.dtype, f"{label} of layer {cache.layer}")
 
 
 def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
-    step, cache, layer, observe = op.step, op.cache, op.layer, op.observe
-    num_tokens, num_heads, head_dim = op.q.shape
-    num_kv_heads = cache.k.shape[2]
+    step, cache, observe = op.step, op.cache, op.observe
+    num_tokens, num_heads, k_dim = op.q.shape
+    _, num_kv_heads, v_dim = cache.v.shape
     groups = op.groups or HeadGroups.equal(num_heads, num_kv_heads)
     fits = groups.fit(num_heads, num_kv_heads)
     require(fits, op.name, f"{num_heads} heads in {groups} over {num_kv_heads} KV heads")
     # A cut group is filled up with queries of zero; their results are left out.
     held = slice(groups.first, groups.first + num_heads)
-    padded = np.zeros((num_tokens, num_kv_heads * groups.size, head_dim), op.q.dtype)
+    padded = np.zeros((num_tokens, num_kv_heads * groups.size, k_dim), op.q.dtype)
     padded[:, held] = op.q
-    grouped = padded.reshape(num_tokens, num_kv_heads, groups.size, head_dim)
-    out = np.empty_like(grouped)
+    grouped = padded.reshape(num_tokens, num_kv_heads, groups.size, k_dim)
+    out = np.empty((*grouped.shape[:-1], v_dim), op.q.dtype)
     for seq, context_len in enumerate(step.context_lens):
-        slots = _slots(step, seq, int(context_len))
-        keys = np.ascontiguousarray(_restore(cache.k[layer, slots], cache.dtype, ops.numbers).transpose(1, 2, 0))
-        values = np.ascontiguousarray(_restore(cache.v[layer, slots], cache.dtype, ops.numbers).swapaxes(0, 1))
         rows = range(step.query_starts[seq], step.query_starts[seq + 1])
+        seen = 0 if op.window is None else max(0, int(step.positions[rows.start]) + 1 - op.window)
+        k, v = (_read(store, cache, step, seq, range(seen, int(context_len)), ops) for store in (cache.k, cache.v))
+        keys = np.ascontiguousarray(k.transpose(1, 2, 0))  # [kv_heads, k_dim, keys]
+        values = np.ascontiguousarray(v.swapaxes(0, 1))  # [kv_heads, keys, v_dim]
         shape = (num_heads, len(rows), int(context_len))
         all_scores, all_weights = (np.full(shape, -np.inf), np.zeros(shape)) if observe else (None, None)
         for row in rows:
@@ -194,7 +208,7 @@ def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
         if observe and all_scores is not None and all_weights is not None:
             observe("scores", all_scores)
             observe("weights", all_weights)
-    return out.reshape(num_tokens, -1, head_dim)[:, held].reshape(num_tokens, num_heads * head_dim)
+    return out.reshape(num_tokens, -1, v_dim)[:, held].reshape(num_tokens, num_heads * v_dim)
 
 
 def _select_rows(ops: ReferenceOps, op: api.SelectRows) -> Array:
@@ -202,13 +216,15 @@ def _select_rows(ops: ReferenceOps, op: api.SelectRows) -> Array:
     return rows
 
 
-def _slots(step: ForwardBatch, seq: int, context_len: int) -> NDArray[np.signedinteger]:
-    """Slots of positions 0 … context_len - 1 of a sequence."""
-    positions = np.arange(context_len)
-    slots: NDArray[np.signedinteger] = (
-        step.block_tables(0)[seq, positions // step.block_size] * step.block_size + positions % step.block_size
-    )
-    return slots
+def _read(
+    store: NDArray[np.generic], cache: ReferenceCache, step: ForwardBatch, seq: int, seen: range, ops: ReferenceOps
+) -> Array:
+    """K or V [keys, kv_heads, dim] of a sequence. Of keys before those in `seen` nothing is read: they are 0."""
+    positions, size = np.arange(seen.start, seen.stop), step.block_size
+    slots = step.block_tables(cache.group)[seq, positions // size] * size + positions % size
+    found = np.zeros((seen.stop, *store.shape[1:]), ops.numbers)
+    found[seen.start :] = _restore(store[slots], cache.dtype, ops.numbers)
+    return found
 
 
 def _store(values: Array, dtype: FloatName, what: str) -> NDArray[np.generic]:

@@ -1,6 +1,6 @@
 """Tap: wraps an executor and records named results on their way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,8 +75,8 @@ class Tap(Executor):
     def cache_bytes(self, spec: CacheSpec) -> int:
         return self._inner.cache_bytes(spec)
 
-    def new_cache(self, spec: CacheSpec) -> Cache:
-        return self._inner.new_cache(spec)
+    def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[Cache, ...], ...]:
+        return self._inner.new_cache(groups)
 
     def begin(self, batch: ForwardBatch) -> Step:
         return self._inner.begin(batch)

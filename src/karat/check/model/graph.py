@@ -7,6 +7,7 @@ from typing import Any, Literal
 from karat.checkpoint.weights import WeightSpec
 from karat.config import LayerShape, ModelConfig
 from karat.errors import UsageError
+from karat.kv.cache import by_layer
 from karat.layers.shards import Wholes
 from karat.ops import api
 from karat.ops.api import Linears, Op, Ops, Single, Table, Tensor, table_of
@@ -93,7 +94,8 @@ def build_graph(config: ModelConfig) -> Graph:
     ops = _GraphOps()
     decoder = Decoder(_name_of, config, Wholes())  # where sums are cut is no part of the graph
     ropes = {rotation: rotation.rope for rotation in decoder.rotations}
-    decoder(ops, None, None, ropes)
+    caches = by_layer(decoder.keeps, dict(enumerate(range(config.num_layers))))
+    decoder(ops, None, caches, ropes)
     return Graph(config, ops.nodes)
 
 
@@ -102,7 +104,8 @@ def _name_of(spec: WeightSpec) -> str:
 
 
 class _GraphOps(Ops):
-    """Ops whose results are names of nodes; weights are names of tensors, and RoPE tables are RopeConfigs."""
+    """Ops whose results are names of nodes; weights are names of tensors, RoPE tables are RopeConfigs, and caches
+    are numbers of layers."""
 
     def __init__(self) -> None:
         self._cache: dict[int, tuple[str, str]] = {}
@@ -124,10 +127,10 @@ class _GraphOps(Ops):
         return tuple(self.of(each, "linear", weight=each.weight, bias=each.bias, **params) for each in op.alone())
 
     def write(self, op: api.KvWrite) -> None:
-        self._cache[op.layer] = (op.k, op.v)
+        self._cache[op.cache] = (op.k, op.v)
 
     def attention(self, op: api.PagedAttention) -> str:
-        k, v = self._cache[op.layer]
+        k, v = self._cache[op.cache]
         prefix = op.name.rpartition(".")[0]
         scores = self.node(f"{prefix}.scores", "scores", op.q, k, scale=op.scale, window=op.window)
         weights = self.node(f"{prefix}.weights", "softmax", scores)

@@ -14,7 +14,7 @@ from karat.checkpoint.weights import Checkpoint
 from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_cache
+from karat.kv.cache import new_caches
 from karat.models.registry import Model, build, find_weights
 from karat.ops.contract import contract_of, integers_read
 from karat.ops.executor import Executor
@@ -79,7 +79,7 @@ def record_model(
     kv_dtype = kv_dtype or inner.default_kv_dtype
     total = steps.total
     num_blocks = -(-total // BLOCK_SIZE)
-    cache = new_cache(tap, model.keeps, kv_dtype, num_blocks)
+    caches = new_caches(tap, model.keeps, kv_dtype, num_blocks)
     tapped = model.on(tap)
     ids = list(steps.prompt)
     logit_tokens = set(selection.rows_for(total, config.vocab_size))
@@ -91,7 +91,7 @@ def record_model(
             ids.append(int(np.argmax(logits[-1])))
         stop = steps.stop_after(done)
         batch = one_sequence(ids, done, stop, logit_tokens, always_last=steps.decode > 0)
-        logits = np.array(tap.read(tapped.forward(tap.begin(batch), cache)))
+        logits = np.array(tap.read(tapped.forward(tap.begin(batch), caches)))
         starts.append(done)
         done = stop
     rows = tuple(sorted(logit_tokens | ({s - 1 for s in [*starts[1:], total]} if steps.decode else set())))

@@ -14,7 +14,7 @@ from karat.checkpoint.weights import Checkpoint
 from karat.config import ModelConfig
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_cache
+from karat.kv.cache import new_caches
 from karat.layers.attention import Attention
 from karat.layers.block import Block
 from karat.layers.mlp import GatedMLP
@@ -22,6 +22,7 @@ from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.cut_units import cut_units
 from karat.models.decoder import Decoder
 from karat.models.registry import find_weights
+from karat.ops.api import Cache
 from karat.ops.executor import Executor
 
 Array = NDArray[np.floating]
@@ -61,7 +62,7 @@ class Hybrid:
     def logits(self, part: str | None = None) -> Array:
         """Logits [tokens, vocab] with a part by Karat: one of PARTS, "all", or None for none."""
         if part == "all":
-            ours = self._decoder(self._ops, self._step, self._cache(), self._ropes)
+            ours = self._decoder(self._ops, self._step, self._caches(), self._ropes)
             return np.array(self._ops.read(ours), np.float64)
         with torch.no_grad(), self._replaced(part):
             result: Array = self._theirs(torch.tensor([self._ids]), use_cache=False).logits[0].double().numpy()
@@ -76,8 +77,8 @@ class Hybrid:
             runs.append(HybridRun(part, _distance(mixed, theirs), _distance(mixed, ours)))
         return runs
 
-    def _cache(self) -> Any:
-        return new_cache(self._ops, self._decoder.keeps, self._ops.dtype, -(-len(self._ids) // BLOCK_SIZE))
+    def _caches(self) -> tuple[Cache, ...]:
+        return new_caches(self._ops, self._decoder.keeps, self._ops.dtype, -(-len(self._ids) // BLOCK_SIZE))
 
     @contextmanager
     def _replaced(self, part: str | None) -> Iterator[None]:
@@ -89,8 +90,8 @@ class Hybrid:
 
     def _replacements(self, part: str | None) -> Iterator[tuple[Any, Callable[..., Any]]]:
         """transformers' modules, each with the function that replaces its forward."""
-        base, cache = self._theirs.model, self._cache()
-        layers = list(zip(base.layers, self._decoder.layers, strict=True))
+        base, caches = self._theirs.model, self._caches()
+        layers = list(zip(base.layers, self._decoder.layers, caches, strict=True))
         kind, _, number = (part or "").partition(":")
         match kind:
             case "":
@@ -102,27 +103,27 @@ class Hybrid:
             case "theirs" if (index := _layer_index(number, len(layers))) is not None:
                 yield base.norm, self._plain(self._decoder.norm)
                 yield self._theirs.lm_head, self._plain(self._decoder.lm_head)
-                for place, (theirs, ours) in enumerate(layers):
+                for place, (theirs, ours, cache) in enumerate(layers):
                     if place != index:
                         yield theirs, self._whole(ours, cache)
             case "attention":
-                for theirs, ours in layers:
+                for theirs, ours, cache in layers:
                     for attention in (branch.mixer for branch in ours.branches if isinstance(branch.mixer, Attention)):
                         run, module = self._with_step(attention, cache), _counterpart(theirs, ours, attention.name)
                         yield module, lambda hidden_states, *_, run=run, **__: (run(hidden_states), None)
             case "mlp":
-                for theirs, ours in layers:
+                for theirs, ours, cache in layers:
                     for mlp in (branch.mixer for branch in ours.branches if isinstance(branch.mixer, GatedMLP)):
                         yield _counterpart(theirs, ours, mlp.name), self._whole(mlp, cache)
             case "norm":
                 yield base.norm, self._plain(self._decoder.norm)
-                for theirs, ours in layers:
+                for theirs, ours, _ in layers:
                     for norm in (norm for branch in ours.branches for norm in (branch.before, branch.after) if norm):
                         yield _counterpart(theirs, ours, norm.name), self._plain(norm)
             case "head":
                 yield self._theirs.lm_head, self._plain(self._decoder.lm_head)
             case "layer" if (index := _layer_index(part or "", len(layers))) is not None:
-                theirs, ours = layers[index]
+                theirs, ours, cache = layers[index]
                 yield theirs, self._whole(ours, cache)
             case _:
                 raise _unknown(part, len(layers))
@@ -130,11 +131,11 @@ class Hybrid:
     def _plain(self, module: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         return lambda x, *_, **__: self._back(module(self._ops, self._over(x)), x)
 
-    def _whole(self, layer: Callable[..., Any], cache: Any) -> Callable[..., torch.Tensor]:
+    def _whole(self, layer: Callable[..., Any], cache: Cache) -> Callable[..., torch.Tensor]:
         run = self._with_step(layer, cache)
         return lambda hidden_states, *_, **__: run(hidden_states)
 
-    def _with_step(self, module: Callable[..., Any], cache: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _with_step(self, module: Callable[..., Any], cache: Cache) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda x: self._back(module(self._ops, self._over(x), self._step, cache, self._ropes), x)
 
     def _over(self, x: torch.Tensor) -> Array:

@@ -10,7 +10,7 @@ from karat.check.trace.format import Array
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_cache
+from karat.kv.cache import new_caches
 from karat.layers.place import Place
 from karat.layers.weights import AS_STORED, Prepare, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
@@ -43,7 +43,7 @@ def layer_logits(
         return Place(WeightLoader(ops, stored, prepare), "", units, SINGLE)
 
     model = outline(config, units)
-    cache, ropes = new_cache(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE)), model.rope_tables(ops, total)
+    caches, ropes = new_caches(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE)), model.rope_tables(ops, total)
     wanted = set(range(first, total))
     batches = [
         one_sequence(token_ids, start, min(start + _STEP, total), wanted, always_last=False)
@@ -55,7 +55,7 @@ def layer_logits(
     del embed
     for index in range(config.num_layers):
         block = layer(place(), config, index)
-        states = [block(ops, x, step, cache, ropes) for x, step in zip(states, steps, strict=True)]
+        states = [block(ops, x, step, caches[index], ropes) for x, step in zip(states, steps, strict=True)]
         del block
     root = place()
     tied = config.tie_word_embeddings

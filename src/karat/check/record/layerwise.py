@@ -14,7 +14,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_cache
+from karat.kv.cache import new_caches
 from karat.layers.block import Block
 from karat.layers.place import Place
 from karat.layers.shards import CutUnits
@@ -28,7 +28,8 @@ from karat.ops.tap import Tap
 from karat.ranks.group import SINGLE
 
 States = list[Tensor]  # hidden states, one entry a step
-Compute = Callable[[Ops, States, Cache], States]
+Caches = Sequence[Cache]  # by layer
+Compute = Callable[[Ops, States, Caches], States]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class LayerwiseRun:
         """The arrays of each part, by canonical name."""
         config, tap = self._config, Tap(self._ops)
         units = cut_units(config, self._stored)
-        cache = self._cache(self._cache_dtype)
+        caches = self._caches(self._cache_dtype)
         ropes = outline(config, units).rope_tables(tap, len(self._steps.prompt))
         batches = [
             one_sequence(self._steps.prompt, start, stop, self._logit_tokens, always_last=False)
@@ -102,27 +103,27 @@ class LayerwiseRun:
         ]
         steps = [tap.begin(batch) for batch in batches]
         embed = embedding(self._place(units), config)
-        states = yield from self._part(lambda ops, _x, _cache: [embed(ops, step) for step in steps], tap, [], cache)
+        states = yield from self._part(lambda ops, _x, _caches: [embed(ops, step) for step in steps], tap, [], caches)
         for index in range(config.num_layers):
             block = layer(self._place(units), config, index)
 
-            def through(ops: Ops, states: States, cache: Cache, block: Block = block) -> States:
-                return [block(ops, x, step, cache, ropes) for x, step in zip(states, steps, strict=True)]
+            def through(ops: Ops, states: States, caches: Caches, block: Block = block, index: int = index) -> States:
+                return [block(ops, x, step, caches[index], ropes) for x, step in zip(states, steps, strict=True)]
 
-            states = yield from self._part(through, tap, states, cache)
+            states = yield from self._part(through, tap, states, caches)
             del block, through
         place = self._place(units)
         tied = config.tie_word_embeddings
         norm, head = end(place, config, embedding(place if tied else replace(place, take=SpecCollector()), config))
 
-        def rest(ops: Ops, states: States, _cache: Cache) -> States:
+        def rest(ops: Ops, states: States, _caches: Caches) -> States:
             return [
                 head(ops, norm(ops, ops.select_rows(x, step, name="model.selected")))
                 for x, step, batch in zip(states, steps, batches, strict=True)
                 if len(batch.logit_rows)
             ]
 
-        yield from self._part(rest, tap, states, cache)
+        yield from self._part(rest, tap, states, caches)
 
     def forced(self, theirs: Mapping[str, Array], before: Array | None) -> dict[str, Array]:
         """The latest part once more, each op on the inputs of another engine (karat.check.replay.forced).
@@ -134,20 +135,20 @@ class LayerwiseRun:
         tap = ForcedTap(self._ops, theirs)
         dtype = np.dtype(self._ops.dtype)
         states = [] if before is None else [before[start:stop].astype(dtype) for start, stop in self._spans]
-        self._again(tap, states, self._cache(self._ops.dtype))
+        self._again(tap, states, self._caches(self._ops.dtype))
         return self._taken(tap)
 
     def _part(
-        self, compute: Compute, tap: Tap, states: States, cache: Cache
+        self, compute: Compute, tap: Tap, states: States, caches: Caches
     ) -> Generator[dict[str, Array], None, States]:
-        states = compute(tap, states, cache)
+        states = compute(tap, states, caches)
         self._again = compute
         yield self._taken(tap)
         self._again = None
         return states
 
-    def _cache(self, dtype: FloatName) -> Cache:
-        return new_cache(self._ops, outline(self._config).keeps, dtype, -(-len(self._steps.prompt) // BLOCK_SIZE))
+    def _caches(self, dtype: FloatName) -> Caches:
+        return new_caches(self._ops, outline(self._config).keeps, dtype, -(-len(self._steps.prompt) // BLOCK_SIZE))
 
     @property
     def _spans(self) -> list[tuple[int, int]]:
