@@ -1,9 +1,9 @@
 """`karat check` and `karat perplexity`, on models small enough to check in seconds.
 
-Covers: karat.check.diagnosis.signs, karat.check.session.judged, karat.check.session.other_side,
-karat.check.stages.generation, karat.check.stages.health, karat.check.stages.hybrid, karat.check.stages.invariance,
-karat.check.stages.layers, karat.check.stages.llamacpp, karat.check.stages.logits, karat.check.stages.registry,
-karat.check.stages.trace, karat.cli.check_facts, karat.cli.check_ranks, karat.cli.perplexity.
+Covers: karat.check.diagnosis.signs, karat.check.session.other_side, karat.check.stages.generation,
+karat.check.stages.health, karat.check.stages.hybrid, karat.check.stages.invariance, karat.check.stages.layers,
+karat.check.stages.logits, karat.check.stages.other_engines, karat.check.stages.registry, karat.cli.check_facts,
+karat.cli.check_ranks, karat.cli.perplexity.
 """
 
 import json

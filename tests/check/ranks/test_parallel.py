@@ -1,7 +1,6 @@
 """`karat check --tensor-parallel-size`: right ranks are exact; wrong ones are found, and the right part is blamed.
 
-Covers: karat.check.ranks.check, karat.check.ranks.rank, karat.check.ranks.session, karat.check.ranks.stages.logits,
-karat.check.ranks.stages.shards, karat.check.ranks.stages.trace.
+Covers: karat.check.ranks.check, karat.check.ranks.rank, karat.check.ranks.session, karat.check.ranks.verdicts.
 """
 
 import json

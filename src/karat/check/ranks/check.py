@@ -1,6 +1,6 @@
 """`karat check --tensor-parallel-size`: ranks are loaded beside one process, and the stages run one after the other."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
@@ -8,19 +8,13 @@ import numpy as np
 
 from karat.check.ranks.parallel import shard_faults, shards_of
 from karat.check.ranks.session import ParallelPlan, ParallelSession, ParallelStage
-from karat.check.ranks.stages import logits, shards, trace
+from karat.check.ranks.verdicts import STAGES
 from karat.engine.parallel import ParallelModel, load_command
 from karat.errors import ExecutorError, KaratError, RankError
 from karat.models.cut_units import cut_units
 from karat.models.degrees import check_degree
 from karat.models.registry import build
 from karat.ops import registry
-
-_STAGES: Mapping[str, Callable[[ParallelSession], ParallelStage]] = {
-    "shards": shards.run,
-    "logits": logits.run,
-    "trace": trace.run,
-}
 
 
 def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
@@ -60,7 +54,7 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
             held=held,
             faults=shard_faults(held, model.stored),
         )
-        for name, run in _STAGES.items():
+        for name, run in STAGES.items():
             try:
                 yield run(session)
             except (ExecutorError, RankError) as fault:

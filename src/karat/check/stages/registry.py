@@ -12,11 +12,10 @@ from karat.check.stages import (
     hybrid,
     invariance,
     layers,
-    llamacpp,
     logits,
+    other_engines,
     story,
     tokens,
-    trace,
     weights,
 )
 from karat.errors import NumericsError
@@ -30,8 +29,8 @@ _RUNS: Mapping[str, Callable[[Session], Stage]] = {
     "story": story.run,
     "health": health.run,
     "invariance": invariance.run,
-    "llama.cpp": llamacpp.run,
-    "trace": trace.run,
+    "llama.cpp": other_engines.run_llamacpp,
+    "trace": other_engines.run_trace,
     "hybrid": hybrid.run,
 }
 

@@ -1,4 +1,6 @@
-"""The diagnosis of another engine's run, as a stage."""
+"""Stages llama.cpp and trace: the run of another engine, each op on its own inputs."""
+
+from dataclasses import replace
 
 from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.diagnosis.peers import graph_of, known_difference
@@ -8,7 +10,24 @@ from karat.check.session.stage import Stage, Verdict
 from karat.check.trace.format import Trace
 
 
-def judged(session: Session, name: str, trace: Trace) -> Stage:
+def run_trace(session: Session) -> Stage:
+    """The trace that the plan names."""
+    assert session.other is not None
+    return _judged(session, "trace", session.other)
+
+
+def run_llamacpp(session: Session) -> Stage:
+    """llama.cpp's run."""
+    trace = session.beside["llama.cpp"]
+    stage = _judged(session, "llama.cpp", trace)
+    if not trace.info.rounds_activations:
+        return stage
+    ours = "does not" if session.activations == session.dtype else f"takes {session.activations}"
+    note = f"llama.cpp rounds activations to fit the weights' type, Karat {ours}: hence the distance of its logits"
+    return replace(stage, lines=[*stage.lines, note])
+
+
+def _judged(session: Session, name: str, trace: Trace) -> Stage:
     """The diagnosis of `trace` as stage `name`: each op on its own inputs."""
     model = session.plan.model
     known = known_difference(trace.info.executor, model.config, max(trace.info.positions) + 1)

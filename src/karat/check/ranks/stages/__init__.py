@@ -1,1 +1,0 @@
-"""The stages of `karat check --tensor-parallel-size`, one file each."""
