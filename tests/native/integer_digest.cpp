@@ -1,15 +1,16 @@
 // Prints digests of linear layers of integers, by format and width: those of one build of the kernels.
-//   integer_digest ISA
+//   integer_digest ISA [FORMAT…]
 // The lines must be those of tests/data/integer_digests.txt, which are made by the NumPy definition: matrices and rows
 // here are those of tests/support/integer_digests.py.
 //
-// With KARAT_ONE_BUILD, the namespace of a build, it needs that build alone, and no argument.
+// With KARAT_ONE_BUILD, the namespace of a build, it needs that build alone, and takes no ISA.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -177,13 +178,14 @@ std::uint64_t digest(const IntegerKernels& kernels, const Matrix& weight, Activa
     return found;
 }
 
-void print(const IntegerKernels& kernels) {
+void print(const IntegerKernels& kernels, const std::set<std::string>& wanted) {
     std::map<std::string, Format> formats;  // in the order of names
     for (int i = 0; i < kNumFormats; ++i)
         if (kFormats[i].block_columns > 1) formats[kFormats[i].name] = static_cast<Format>(i);
     const std::pair<const char*, Activations> widths[] = {
         {"int8", Activations::int8}, {"int16", Activations::int16}, {"int24", Activations::int24}};
     for (const auto& [name, format] : formats) {
+        if (!wanted.empty() && wanted.count(name) == 0) continue;
         const Packed weight = matrix(format);
         for (const auto& [width, activations] : widths)
             std::printf("%s %s %016llx\n", name.c_str(), width,
@@ -194,15 +196,15 @@ void print(const IntegerKernels& kernels) {
 }  // namespace
 
 #ifdef KARAT_ONE_BUILD
-int main() { print(KARAT_ONE_BUILD::integer_kernels); }
+int main(int argc, char** argv) { print(KARAT_ONE_BUILD::integer_kernels, {argv + 1, argv + argc}); }
 #else
 int main(int argc, char** argv) {
-    if (argc != 2) {
-        std::fprintf(stderr, "usage: integer_digest ISA; here run:");
+    if (argc < 2) {
+        std::fprintf(stderr, "usage: integer_digest ISA [FORMAT...]; here run:");
         for (const std::string& isa : supported_isas()) std::fprintf(stderr, " %s", isa.c_str());
         std::fprintf(stderr, "\n");
         return 2;
     }
-    print(integer_kernels_for(argv[1]));
+    print(integer_kernels_for(argv[1]), {argv + 2, argv + argc});
 }
 #endif
