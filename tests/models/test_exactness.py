@@ -4,7 +4,7 @@ Tolerances. float32: 1e-4 of the logits' own deviation; both sides round to floa
 few hundred roundings deep), and transformers' float32 RoPE angles may differ in their last bit. float64: 1e-9
 absolute, the same depth of float64 roundings (2⁻⁵³) with a wide margin.
 
-Covers: karat.layers.norm, karat.models.decoder.
+Covers: karat.layers.norm.
 """
 
 import os
