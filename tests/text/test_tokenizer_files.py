@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
 
 from karat.errors import TokenizerError
 from karat.text import Tokenizer
+from karat.text.byte_vocabulary import BYTE_OF_CHAR
 from karat.text.tokenizer_files import read_tokenizer_files
 
 TEMPLATE = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
@@ -407,3 +410,16 @@ class TestTextThatVanishes:
         assert Tokenizer.from_folder(data_dir / "checkpoint").notes == ()
         (note,) = Tokenizer.from_folder(data_dir / "tokenizers" / "torchtitan_tiny").notes
         assert note == "149 bytes of UTF-8, such as 0x00, have no token: text drops them"
+
+    @pytest.mark.parametrize(("without", "is_remark"), [((0x04, 0xF1), True), ((0x04, 0x0A), False), ((0xC3,), False)])
+    def test_bytes_that_nobody_writes_are_a_remark(
+        self, tmp_path: Path, without: tuple[int, ...], is_remark: bool
+    ) -> None:
+        letters = {letter: byte for letter, byte in BYTE_OF_CHAR.items() if byte not in without}
+        backend = Backend(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        backend.save(str(tmp_path / "tokenizer.json"))
+        tokenizer = Tokenizer.from_folder(tmp_path)
+        said = (f"{len(without)} bytes of UTF-8, such as {min(without):#04x}, have no token: text drops them",)
+        assert (tokenizer.notes, tokenizer.remarks) == (((), said) if is_remark else (said, ()))

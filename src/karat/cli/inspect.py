@@ -168,7 +168,7 @@ def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, 
         "chat_end_tokens": tokens(defaults.end_token_ids | turn_end_ids(tokenizer)),
         **_chat_facts(tokenizer),
         "sampling": defaults.notice,
-        "notes": tokenizer.notes,
+        "notes": (*tokenizer.notes, *tokenizer.remarks),
     }
 
 

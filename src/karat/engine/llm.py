@@ -183,6 +183,8 @@ class LLM:
         self.tokenizer, defaults = text_side.result()
         for note in self.tokenizer.notes:
             _log.warning("%s: %s", checkpoint.path.name, note)
+        for note in self.tokenizer.remarks:
+            _log.info("%s: %s", checkpoint.path.name, note)
         if (hint := end_hint(self.tokenizer, defaults.end_token_ids)) is not None:
             _log.info("%s", hint)
         for name in self.tokenizer.unread_variables():

@@ -21,7 +21,7 @@ from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.token_length import LengthLimit, steps
 from karat.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
-from karat.text.tokenizer_limits import check_decoder, lost_bytes, may_panic, panics_as_errors
+from karat.text.tokenizer_limits import UNWRITTEN, check_decoder, lost_bytes, may_panic, panics_as_errors
 
 if TYPE_CHECKING:
     from karat.text.chat_template import ChatTemplate
@@ -38,7 +38,8 @@ class Tokenizer:
     `vocab_size` includes added tokens; a model's embedding may have more rows, whose ids have no token. `added_tokens`
     (by id) are found in a text before it is split; `decode` skips those of `special_ids`. `special_tokens` maps roles
     such as `bos_token` to tokens. `is_byte_level` is True for byte-level BPE, False for SentencePiece and other kinds.
-    `notes` say what is odd about the files and has no effect, or which rule decides.
+    `notes` say what is odd about the files and has no effect, or which rule decides; `remarks`, what concerns no text
+    that people write.
     """
 
     def __init__(self, files: TokenizerFiles) -> None:
@@ -52,7 +53,10 @@ class Tokenizer:
         dropped = (
             f"{len(lost)} bytes of UTF-8, such as {min(lost):#04x}, have no token: text drops them" if lost else None
         )
-        self.notes = (*files.notes, dropped) if dropped else files.notes
+        said = (dropped,) if dropped else ()
+        is_written = not lost <= UNWRITTEN
+        self.notes: tuple[str, ...] = (*files.notes, *said) if is_written else files.notes
+        self.remarks: tuple[str, ...] = () if is_written else said
         self.special_tokens = dict(files.special_tokens)
         self.vocab_size: int = self._backend.get_vocab_size()
         ids: Mapping[str, int | None] = files.role_ids or {

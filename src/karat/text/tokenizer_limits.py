@@ -150,6 +150,11 @@ def _sign_of_spaces(backend: Backend) -> str | None:
     return None
 
 
+# Bytes of UTF-8 that no text of people has: control characters but tab and line ends, and those that begin letters of
+# planes in which Unicode has none.
+UNWRITTEN = frozenset({*range(0x20), 0x7F, 0xF1, 0xF2} - {0x09, 0x0A, 0x0D})
+
+
 def lost_bytes(backend: Backend, alphabet: Mapping[str, int]) -> frozenset[int]:
     """The bytes of UTF-8 for which a byte-level BPE has no token, so that it would drop them. `alphabet`: byte-level's.
 
