@@ -111,6 +111,22 @@ struct AttentionArgs {
     std::size_t score_seq;
 };
 
+// Every kernel of `Kernels` by name. Those of the first list are the same in all arrangements of an instruction set.
+#define KARAT_KERNELS(X) \
+    X(embedding)         \
+    X(rms_norm)          \
+    X(silu_mul)          \
+    X(sigmoid_mul)       \
+    X(add)               \
+    X(rope)              \
+    X(kv_write)          \
+    X(attention)         \
+    X(attention_split)   \
+    X(attention_merge)
+#define KARAT_ARRANGED_KERNELS(X) \
+    X(linear)                     \
+    X(linear_both)
+
 struct Kernels {
     // `attention` unpacks a key once for this many rows (query heads of tokens). A plan cuts tokens into items of this
     // size.

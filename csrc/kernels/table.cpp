@@ -12,21 +12,10 @@ std::size_t scratch_bytes(std::size_t head_dim) {
 
 }  // namespace
 
-const Kernels kernels = {
-    .attention_rows = kTuning.attention_rows,
-    .scratch_bytes = scratch_bytes,
-    .linear = linear,
-    .linear_both = linear_both,
-    .embedding = embedding,
-    .rms_norm = rms_norm,
-    .silu_mul = silu_mul,
-    .sigmoid_mul = sigmoid_mul,
-    .add = add,
-    .rope = rope,
-    .kv_write = kv_write,
-    .attention = attention,
-    .attention_split = attention_split,
-    .attention_merge = attention_merge,
-};
+#define KARAT_ENTRY(name) .name = name,
+
+const Kernels kernels = {.attention_rows = kTuning.attention_rows,
+                         .scratch_bytes = scratch_bytes,
+                         KARAT_ARRANGED_KERNELS(KARAT_ENTRY) KARAT_KERNELS(KARAT_ENTRY)};
 
 }  // namespace karat::KARAT_ISA_NAMESPACE
