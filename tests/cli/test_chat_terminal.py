@@ -15,6 +15,7 @@ from karat.cli.interrupts import Interrupt
 from karat.cli.prefill import PromptWatch
 from karat.engine.pace import Pace
 from karat.errors import RequestError, UsageError
+from karat.ops.executor import AtOnce
 from karat.ops.native import unavailable_reason
 from tests.cli.alphabet_model import ALPHABET
 from tests.cli.conftest import Karat
@@ -76,7 +77,7 @@ def test_steps_of_a_prompt_are_cut_to_half_a_second(alphabet: Path, monkeypatch:
         sizes.append(batch.num_tokens)
         return run(batch)
 
-    llm.engine.run = slow
+    llm.engine.run = AtOnce(slow)
     interrupt = Interrupt()
     with PromptWatch(interrupt) as watch:
         chunks = list(llm.stream([65] * 1000, params, on_prompt=watch))

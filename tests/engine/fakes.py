@@ -20,6 +20,7 @@ from karat.batch import ForwardBatch
 from karat.engine.engine import Engine
 from karat.engine.sizes import EngineConfig
 from karat.engine.updates import Gathered, RequestUpdate
+from karat.ops.executor import Pending, Runner
 from karat.outputs import RequestOutput, StreamChunk
 from karat.request import Request, SamplingParams
 from karat.text import Tokenizer
@@ -52,7 +53,7 @@ BYTES = piece_tokenizer([bytes([i]) for i in range(256)])
 END, OTHER_END = 256, 257
 
 
-class FakeModel:
+class FakeModel(Runner):
     """A runner. `logits_of` gives logits [vocab] after a context; by default, noise keyed by a hash of it."""
 
     def __init__(
@@ -68,7 +69,10 @@ class FakeModel:
         rng = np.random.default_rng(int.from_bytes(digest, "little"))
         return (rng.standard_normal(self.vocab_size) * 3).astype(np.float32)
 
-    def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
+    def submit(self, batch: ForwardBatch) -> Pending:
+        return Pending(lambda: self.compute(batch))
+
+    def compute(self, batch: ForwardBatch) -> NDArray[np.floating]:
         self.batches.append(batch)
         self.slots[batch.slots(0)] = batch.token_ids
         owner = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_starts))

@@ -23,6 +23,7 @@ from karat.engine.async_worker import Worker, _Line
 from karat.engine.comparing import Compare
 from karat.engine.updates import RequestUpdate
 from karat.errors import OverloadedError, RequestError, SlowReaderError, UsageError
+from karat.ops.executor import AtOnce
 from karat.outputs import StreamChunk
 from karat.receipts.verdict import Difference
 from karat.request import Request
@@ -116,7 +117,7 @@ def test_progress_is_told_twice_a_second_to_who_asks(is_asked: bool, llm: LLM, m
         return run(batch)
 
     engine._pace.__init__(0.0)  # type: ignore[misc]
-    monkeypatch.setattr(engine, "run", slow)
+    monkeypatch.setattr(engine, "run", AtOnce(slow))
     monkeypatch.setattr(engine, "_clock", lambda: now[0])
     asked = add(50 + is_asked, length=800, max_tokens=1)
     told = served(llm, [Add(asked.request, is_asked)], *[[] for _ in range(40)])
@@ -153,7 +154,7 @@ def test_a_comparison_has_a_quarter_of_the_time_while_others_are_computed(
             now[0] += took
             yield
 
-    monkeypatch.setattr(engine, "run", timed)
+    monkeypatch.setattr(engine, "run", AtOnce(timed))
     monkeypatch.setattr(async_worker, "comparing", compared)
     asked = Compare(add(9).request, 0, (1,), "int8", "int16")
     line = Line([[add(70, max_tokens=100), asked], *[[] for _ in range(200)]])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from karat.errors import NumericsError
+from karat.ops.executor import AtOnce
 from tests.engine.fakes import SAMPLED, alone, drive, make_engine, request, run, says
 
 
@@ -71,7 +72,7 @@ def test_a_value_the_cache_cannot_hold_ends_only_its_sequence() -> None:
             raise NumericsError("K of layer 3 does not fit")
         return model(batch)
 
-    engine.run = overflow
+    engine.run = AtOnce(overflow)
     good = [request(str(i), bytes([97 + i] * 5), seed=i, **SAMPLED) for i in range(3)]
     outputs = run(engine, good[0], request("bad", b"ab\xff"), *good[1:])
     assert all(outputs[item.request_id] == alone(item) for item in good)
@@ -84,7 +85,7 @@ def test_logits_of_a_text_that_overflows() -> None:
     def overflow(batch: Any) -> Any:
         raise NumericsError("K of layer 3 does not fit")
 
-    engine.run = overflow
+    engine.run = AtOnce(overflow)
     reader = engine.add_logits((1, 2), np.empty((2, 258), np.float32))
     drive(engine)
     assert reader.done and "layer 3" in str(reader.error)
@@ -99,7 +100,7 @@ def test_a_forward_pass_that_raises_leaves_all_as_it_was() -> None:
     def fail(batch: Any) -> Any:
         raise RuntimeError("a bug")
 
-    engine.run = fail
+    engine.run = AtOnce(fail)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="a bug"):
             engine.step()

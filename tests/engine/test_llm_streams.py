@@ -9,6 +9,7 @@ import pytest
 from karat import LLM, SamplingParams
 from karat.engine.updates import PromptProgress
 from karat.errors import RequestError
+from karat.ops.executor import AtOnce
 from karat.ops.native import unavailable_reason
 from tests.engine.tiny import (
     GREEDY,
@@ -81,7 +82,7 @@ def test_an_interrupted_batch_frees_its_blocks(llm: LLM, monkeypatch: pytest.Mon
             raise KeyboardInterrupt
         return run(batch)
 
-    monkeypatch.setattr(llm.engine, "run", interrupt)
+    monkeypatch.setattr(llm.engine, "run", AtOnce(interrupt))
     stream = llm.stream("another", GREEDY)
     next(stream)
     with pytest.raises(KeyboardInterrupt):
@@ -95,7 +96,7 @@ def test_interrupted_logits_free_their_blocks(llm: LLM, monkeypatch: pytest.Monk
     def interrupt(batch: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm.engine, "run", interrupt)
+    monkeypatch.setattr(llm.engine, "run", AtOnce(interrupt))
     with pytest.raises(KeyboardInterrupt):
         llm.logits([1, 2, 3])
     assert at_rest(llm)
@@ -148,7 +149,7 @@ def test_the_bound_changes_no_token(folder: Path, max_step_ms: int) -> None:
     prompt = [i % 250 for i in range(100)]
     whole = LLM(folder, executor="native").generate([PROMPTS[0], prompt], GREEDY)
     sizes, run = [], llm.engine.run
-    llm.engine.run = lambda batch: sizes.append(batch.num_tokens) or run(batch)  # type: ignore[func-returns-value]
+    llm.engine.run = AtOnce(lambda batch: sizes.append(batch.num_tokens) or run(batch))  # type: ignore[func-returns-value]
     first, second = llm.stream(PROMPTS[0], GREEDY), llm.stream(prompt, GREEDY)
     got: list[list[int]] = [list(next(first).token_ids), []]
     for stream, own in ((second, got[1]), (first, got[0])):

@@ -14,6 +14,7 @@ import pytest
 
 from karat import LLM, SamplingParams
 from karat.errors import UsageError
+from karat.ops.executor import AtOnce
 from tests.engine.tiny import GREEDY, PROMPTS, at_rest, tokens
 
 NUM_THREADS = 4
@@ -51,7 +52,7 @@ def test_a_stream_that_ends_in_the_middle_of_a_step_ends_after_it(llm: LLM, monk
         other.close()
         return run(batch)
 
-    monkeypatch.setattr(llm.engine, "run", closing)
+    monkeypatch.setattr(llm.engine, "run", AtOnce(closing))
     assert tokens(llm.generate("abc", GREEDY)) == want
     assert at_rest(llm) and not llm.engine._entries
 

@@ -107,11 +107,11 @@ class TimedModel(FakeModel):
         self.steps: list[tuple[int, int, float]] = []  # sequences, tokens, seconds
         self._cost = cost
 
-    def __call__(self, batch: ForwardBatch) -> Any:
+    def compute(self, batch: ForwardBatch) -> Any:
         seconds = self._cost(batch)
         self.now += seconds
         self.steps.append((batch.num_seqs, batch.num_tokens, seconds))
-        return super().__call__(batch)
+        return super().compute(batch)
 
 
 def timed(cost: Callable[[ForwardBatch], float], **changes: Any) -> tuple[Engine, TimedModel]:

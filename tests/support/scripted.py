@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from karat import LLM
 from karat.batch import ForwardBatch
+from karat.ops.executor import Pending, Runner
 from karat.request import Request
 from tests.engine.tiny import write_model
 
@@ -41,7 +42,7 @@ def write_scripted(folder: Path, template: str, *, special: Sequence[str] = (), 
     return folder
 
 
-class Scripted:
+class Scripted(Runner):
     """Takes the model's place in `llm.engine.run`. It keeps token ids where K and V would be."""
 
     def __init__(self, llm: LLM) -> None:
@@ -66,7 +67,10 @@ class Scripted:
         llm.engine.add_request = add_request  # type: ignore[method-assign]
         llm.engine.run = self
 
-    def __call__(self, batch: ForwardBatch) -> NDArray[Any]:
+    def submit(self, batch: ForwardBatch) -> Pending:
+        return Pending(lambda: self._compute(batch))
+
+    def _compute(self, batch: ForwardBatch) -> NDArray[Any]:
         self._slots[batch.slots(0)] = batch.token_ids
         owner = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_starts))
         rows = [self._logits(self._context(batch, owner[row], batch.positions[row])) for row in batch.logit_rows]

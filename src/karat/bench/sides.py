@@ -8,15 +8,12 @@ from itertools import count as numbers
 from time import perf_counter
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from karat.batch import ForwardBatch
 from karat.bench.accounting import Account, Work
 from karat.config import Settings
 from karat.engine.llm import LLM
 from karat.errors import NumericsError
-from karat.ops.executor import Runner
+from karat.ops.executor import Pending, Rows, Runner
 from karat.ops.native import supported_isas
 from karat.request import Request, SamplingParams
 
@@ -58,15 +55,18 @@ class Side(Protocol):
         """Free the model."""
 
 
-class Watch:
-    """Calls an engine's runner, and notes the work and the time of each call."""
+class Watch(Runner):
+    """An engine's runner, with notes of the work and the time of each step."""
 
     def __init__(self, run: Runner) -> None:
         self._run = run
         self.model_s = 0.0
         self.batches: list[ForwardBatch] = []
 
-    def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
+    def submit(self, batch: ForwardBatch) -> Pending:
+        return Pending(lambda: self._watched(batch))
+
+    def _watched(self, batch: ForwardBatch) -> Rows:
         before = perf_counter()
         logits = self._run(batch)
         self.model_s += perf_counter() - before

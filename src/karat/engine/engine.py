@@ -1,20 +1,19 @@
 """The engine: requests in, tokens and text out, step by step."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from karat.engine.admission import Admission
 from karat.engine.choice import Choice
 from karat.engine.forms import Forms
-from karat.engine.pace import Pace, StepBudget
+from karat.engine.pace import UNBOUNDED, Pace, StepBudget
 from karat.engine.readers import LogitsReader, LogitsTarget, Reader
 from karat.engine.replay import ReplayReader
 from karat.engine.scheduler import Chunk, Scheduler, work_of
@@ -27,7 +26,7 @@ from karat.engine.words import words_of
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
 from karat.kv.sizes import GroupSize
-from karat.ops.executor import Runner
+from karat.ops.executor import Pending, Rows, Runner
 from karat.request import MAX_COUNT, Request
 from karat.text import Tokenizer
 
@@ -37,12 +36,31 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A submitted step: its chunks with the rows of logits and the work that they are, and when it began."""
+
+    chunks: list[Chunk]
+    num_rows: list[int]
+    pending: Pending
+    begun: float
+    decoded: float
+    prefilled: float
+
+    @property
+    def seq_ids(self) -> frozenset[int]:
+        return frozenset(chunk.seq.seq_id for chunk in self.chunks)
+
+
 class Engine:
     """Continuous batching over one model. Not thread-safe: one thread uses an engine at a time.
 
-    `run` computes a batch (see karat.engine.step.model_runner). It may be replaced between steps, for example by a
-    function that calls it and watches. Every choice of a request ends with exactly one finish reason, and then its
-    blocks are free. A forward pass that raises changes nothing: its sequences can be stepped again or aborted.
+    `run` computes batches (see karat.engine.step.model_runner). It may be replaced between steps, for example by one
+    that watches it. Every choice of a request ends with exactly one finish reason, and then its blocks are free. A
+    forward pass that raises changes nothing: its sequences can be stepped again or aborted.
+
+    Where steps overlap (EngineConfig.overlaps_steps), one step is computed while the next one is made of other
+    sequences, and while the one before it is read. So a call may return without news of the step that it began.
 
     An interrupt may leave a call anywhere. The next call repairs the state: choices are rebuilt from their tokens, and
     all sequences are computed anew, which gives the same tokens. After an interrupt while adding or aborting, the
@@ -77,6 +95,7 @@ class Engine:
         self._readers: dict[int, Reader] = {}  # by seq_id; a reader that ended is not in it
         self._entries: dict[str, Entry] = {}  # by request_id
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
+        self._in_flight: _Step | None = None  # the step before, where steps overlap
         self._half_done = False  # whether a change is under way, or was when an interrupt came
         self.admission = Admission(config, Forms.of(tokenizer, config.vocab_size) if forms is None else forms)
 
@@ -200,16 +219,10 @@ class Engine:
         if a sequence decodes, prompt_step_s if none does. If max_step_ms is 0, no step is bounded.
         """
         self._mend()
-        begun, max_step_s = self._clock(), self.config.max_step_ms / 1000
-        is_bounded = is_watched and max_step_s > 0
-        budget = self._pace.budget(max_step_s, prompt_step_s) if is_bounded else self._pace.budget()
+        begun, budget = self._clock(), self._budget(is_watched, prompt_step_s)
         chunks = self._schedule(budget)
-        decoded = work_of(budget, chunks, decoding=True)
-        prefilled = work_of(budget, chunks, decoding=False)
-        results = self._compute(chunks)
-        self._collect(chunks, results)
-        if chunks:
-            self._pace.note(self._clock() - begun, decoded=decoded, prefilled=prefilled)
+        step = self._submit(chunks, budget, begun)
+        self._collect(self._due(step))
 
     def take(self, request_id: str) -> tuple[RequestUpdate, ...]:
         """The updates of a request since the last call, in order. After the last update the request is forgotten.
@@ -279,6 +292,7 @@ class Engine:
             is_lost = isinstance(reader, Choice) and reader.request_id not in self._entries
             if is_lost or reader.recover():
                 del self._readers[seq_id]
+        self._in_flight = None  # what it still writes, later steps overwrite
         self.scheduler.restart([reader.sequence for reader in self._readers.values()])
         for entry in self._entries.values():
             entry.publish()
@@ -315,48 +329,83 @@ class Engine:
         del self._readers[reader.sequence.seq_id]
         self.scheduler.remove(reader.sequence, forget=forget)
 
+    def _budget(self, is_watched: bool, prompt_step_s: float) -> StepBudget:
+        max_step_s = self.config.max_step_ms / 1000
+        is_bounded = is_watched and max_step_s > 0
+        return self._pace.budget(max_step_s, prompt_step_s) if is_bounded else self._pace.budget()
+
     def _schedule(self, budget: StepBudget) -> list[Chunk]:
         """The chunks of this step, their blocks reserved."""
         self._half_done = True
-        chunks = self.scheduler.schedule(budget)
+        chunks = self.scheduler.schedule(budget, () if self._in_flight is None else self._in_flight.seq_ids)
         self._half_done = False
         return chunks
 
-    def _compute(self, chunks: list[Chunk]) -> list[NDArray[np.floating] | NumericsError]:
+    def _submit(self, chunks: list[Chunk], budget: StepBudget = UNBOUNDED, begun: float = 0.0) -> _Step | None:
+        """Begin to compute the chunks; None if there are none."""
+        if not chunks:
+            return None
+        batch = build_batch(chunks, self.scheduler.blocks, vocab_size=self.config.vocab_size)
+        return _Step(
+            chunks=chunks,
+            num_rows=[len(chunk.seq.wanted(chunk.num_tokens)) for chunk in chunks],
+            begun=begun,
+            decoded=work_of(budget, chunks, decoding=True),
+            prefilled=work_of(budget, chunks, decoding=False),
+            pending=self.run.submit(batch),
+        )
+
+    def _due(self, step: _Step | None) -> _Step | None:
+        """The step to collect: this one, or the one before it where steps overlap."""
+        if not self.config.overlaps_steps:
+            return step
+        due, self._in_flight = self._in_flight, step
+        return due
+
+    def _results(self, step: _Step) -> Iterable[tuple[Chunk, Rows | NumericsError]]:
         """Logits [positions, vocab] of each chunk. After a NumericsError the chunks are run again one by one.
 
         So only the sequence at fault ends. Running a chunk again is safe: it writes to the same slots.
         """
-        if not chunks:
-            return []
-        batch = build_batch(chunks, self.scheduler.blocks, vocab_size=self.config.vocab_size)
         try:
-            logits = self.run(batch)
+            logits = step.pending.rows()
         except NumericsError as error:
-            if len(chunks) == 1:
-                return [error]
-            # Copies, because the next run overwrites a runner's result.
-            alone = (self._compute([chunk])[0] for chunk in chunks)
-            return [result if isinstance(result, NumericsError) else result.copy() for result in alone]
-        assert logits.shape == (len(batch.logit_rows), self.config.vocab_size), f"logits of shape {logits.shape}"
-        counts = (len(chunk.seq.wanted(chunk.num_tokens)) for chunk in chunks)
-        return [logits[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
+            if len(step.chunks) == 1:
+                return [(step.chunks[0], error)]
+            there = [chunk for chunk in step.chunks if chunk.seq.seq_id in self._readers]
+            return [(chunk, self._alone(chunk)) for chunk in there]
+        assert logits.shape == (sum(step.num_rows), self.config.vocab_size), f"logits of shape {logits.shape}"
+        bounds = pairwise(accumulate(step.num_rows, initial=0))
+        return [(chunk, logits[start:end]) for chunk, (start, end) in zip(step.chunks, bounds, strict=True)]
 
-    def _collect(self, chunks: list[Chunk], results: list[NDArray[np.floating] | NumericsError]) -> None:
-        """Sample, make text, end finished choices, and publish the updates."""
+    def _alone(self, chunk: Chunk) -> Rows | NumericsError:
+        """The result of a chunk in a step of its own. A copy, because the next step may overwrite rows."""
+        step = self._submit([chunk])
+        assert step is not None
+        ((_, result),) = self._results(step)
+        return result if isinstance(result, NumericsError) else result.copy()
+
+    def _collect(self, step: _Step | None) -> None:
+        """Wait for a step, sample, make text, end finished choices, and publish the updates."""
+        if step is None:
+            return
+        results = self._results(step)
         self._half_done = True
         changed: dict[str, None] = {}
-        for chunk, logits in zip(chunks, results, strict=True):
-            reader = self._readers[chunk.seq.seq_id]
+        for chunk, logits in results:
+            reader = self._readers.get(chunk.seq.seq_id)
+            if reader is None:
+                continue  # it was aborted while the step was computed
             self._serve(reader, chunk, logits)
             if isinstance(reader, Choice):
                 changed[reader.request_id] = None
         for request_id in changed:
             self._entries[request_id].publish()
-        self._num_steps += bool(chunks)
+        self._num_steps += 1
         self._half_done = False
+        self._pace.note(self._clock() - step.begun, decoded=step.decoded, prefilled=step.prefilled)
 
-    def _serve(self, reader: Reader, chunk: Chunk, logits: NDArray[np.floating] | NumericsError) -> None:
+    def _serve(self, reader: Reader, chunk: Chunk, logits: Rows | NumericsError) -> None:
         """Give a chunk's logits to its reader. An error ends this reader alone."""
         try:
             if self._read(reader, chunk, logits):
@@ -367,13 +416,13 @@ class Engine:
             reader.fail(error)
             self._drop(reader, forget=isinstance(error, NumericsError))
 
-    def _read(self, reader: Reader, chunk: Chunk, logits: NDArray[np.floating] | NumericsError) -> bool:
+    def _read(self, reader: Reader, chunk: Chunk, logits: Rows | NumericsError) -> bool:
         """Read a chunk's logits. Returns True if the sequence ends with this chunk."""
         if isinstance(logits, NumericsError):
             raise logits
         seq = reader.sequence
         first = seq.wanted(chunk.num_tokens).start
-        if seq.num_pending > 1 or len(seq.token_ids) == seq.prompt_len:
+        if not seq.is_decoding or len(seq.token_ids) == seq.prompt_len:
             self._num_prompt_tokens += chunk.num_tokens
         self.scheduler.advance(chunk)
         is_last = seq.num_pending == 0

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint import ModelCheckpoint
@@ -21,6 +20,7 @@ from karat.engine.sizes import EngineConfig
 from karat.errors import BugError, KaratError, RankError, unpacked
 from karat.machine.cores import num_physical_cores
 from karat.machine.memory import available_bytes
+from karat.ops.executor import Pending, Rows, Runner
 from karat.ranks.placement import cores_of_ranks
 from karat.ranks.processes import PATIENCE, Patience, Ranks
 from karat.ranks.shared_memory import Tally, Watcher, create_file, make_room
@@ -44,8 +44,8 @@ class Holding:
     cpus: tuple[int, ...]
 
 
-class ParallelModel:
-    """`size` processes that load a model with `load`, each its part. A call then computes a step (it is a Runner).
+class ParallelModel(Runner):
+    """`size` processes that load a model with `load`, each its part. It is then a Runner.
 
     `load` may be called again, for another model. The processes run `module` and end with `close`, with this object or
     with this process. Raises RankError, CapacityError for lack of shared memory, and ExecutorError without the C++
@@ -97,8 +97,10 @@ class ParallelModel:
         for warning in dict.fromkeys(warning for reply in replies for warning in reply.warnings):
             _log.warning("%s", warning)
 
-    def __call__(self, batch: ForwardBatch) -> NDArray[np.floating]:
-        """Logits [rows, vocab] of the batch's logit_rows. Valid until the next call."""
+    def submit(self, batch: ForwardBatch) -> Pending:
+        return Pending(lambda: self._compute(batch))
+
+    def _compute(self, batch: ForwardBatch) -> Rows:
         numbers = batch.flat.tobytes()
         self.command(lambda number: Step(number=number, batch=numbers), Done)
         assert self._watcher is not None

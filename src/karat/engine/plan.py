@@ -57,7 +57,7 @@ class LoadPlan:
         The native executor packs weights in blocks alike for all of them. A rank has no plan beside its own.
         """
         read = [name for name in get_args(Activations) if integers_read(self.types, name)]
-        if not read or self.ops.executor != "native" or self.options.tensor_parallel_size > 1:
+        if not read or not self.ops.traits.chooses_activations or self.options.tensor_parallel_size > 1:
             return {}
         return {name: contract_of(self.types, name) for name in read}
 
@@ -166,6 +166,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         enable_prefix_caching=options.enable_prefix_caching,
         max_step_ms=_max_step_ms(ops, options),
         key_work=_key_work(config),
+        overlaps_steps=ops.traits.overlaps and options.tensor_parallel_size == 1,
     )
     return LoadPlan(
         checkpoint,
@@ -198,10 +199,10 @@ def _parts_bytes(config: ModelConfig, ops: Executor, options: Options, max_model
 
 
 def _max_step_ms(ops: Executor, options: Options) -> int:
-    """How long a step may take. How a prompt is cut into chunks changes no bit of the native executor, but others'."""
+    """How long a step may take: it is bounded only where the cut of a prompt into chunks changes no bit."""
     if options.max_step_ms is not None:
         return options.max_step_ms
-    return MAX_STEP_MS if ops.executor == "native" else 0
+    return MAX_STEP_MS if ops.traits.chunk_invariant else 0
 
 
 def _key_work(config: ModelConfig) -> float:

@@ -1,7 +1,7 @@
 """Scheduler: which sequences compute how many tokens in the next step (continuous batching). No arrays, no clock.
 
 Sequences are ordered by priority, the smaller first, and then by age, the older first. Every step serves the running
-sequences in this order. Those with one pending token (decode) come first in the token budget; the rest goes to
+sequences in this order. Those that decode come first in the token budget; the rest goes to
 prefills, which may be cut into chunks. When blocks run out, the last sequence in order gives all of its blocks back and
 waits to be computed anew. So the first in order always makes progress, and while no smaller one arrives, every sequence
 becomes the first: there is no livelock. Waiting sequences are admitted in order; none overtakes.
@@ -15,7 +15,7 @@ block, a waiting one waits for it instead of computing it a second time.
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from karat.engine.pace import UNBOUNDED, StepBudget
@@ -134,12 +134,14 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
 
-    def schedule(self, budget: StepBudget = UNBOUNDED) -> list[Chunk]:
-        """The chunks of the next step, their blocks reserved. Empty only if there is no sequence at all.
+    def schedule(self, budget: StepBudget = UNBOUNDED, in_flight: Collection[int] = ()) -> list[Chunk]:
+        """The chunks of the next step, their blocks reserved. Empty only if there is no sequence that can be in it.
 
         `budget` bounds the step's work in addition to the scheduler's limits. It never stops a decoding sequence.
+        in_flight: seq_ids of a step that is still computed. They are not in this one, and keep their blocks.
         """
-        decoding = [budget.work(seq.num_computed, 1) for seq in self._running if seq.num_pending == 1]
+        ready = [seq for seq in self._running if seq.seq_id not in in_flight]
+        decoding = [budget.work(seq.num_computed, 1) for seq in ready if seq.is_decoding]
         left = _Left(
             budget,
             num_tokens=self._max_num_batched_tokens - len(decoding),
@@ -147,14 +149,14 @@ class Scheduler:
             work=budget.of_prefills(sum(decoding) if decoding else None),
         )
         chunks: list[Chunk] = []
-        for seq in list(self._running):
+        for seq in ready:
             if seq not in self._running:
                 break  # preempted, and so are all after it
-            is_decode = seq.num_pending == 1
-            chunk = self._reserve(seq, 1 if is_decode else left.most(seq, seq.num_computed))
+            is_decoding = seq.is_decoding
+            chunk = self._reserve(seq, 1 if is_decoding else left.most(seq, seq.num_computed), in_flight)
             if chunk:
                 chunks.append(chunk)
-                if not is_decode:
+                if not is_decoding:
                     left.take(chunk)
         while self._waiting and len(self._running) < self._max_num_seqs and left.num_tokens > 0:
             seq = self._waiting[0]
@@ -165,11 +167,11 @@ class Scheduler:
             if left.most(seq, num_found * self.blocks.block_size) == 0:
                 break
             self._admit(seq, chain)
-            chunk = self._reserve(seq, left.most(seq, seq.num_computed))
+            chunk = self._reserve(seq, left.most(seq, seq.num_computed), in_flight)
             assert chunk, "a sequence was admitted without room"
             chunks.append(chunk)
             left.take(chunk)
-        assert chunks or not (self._running or self._waiting), "nothing can be scheduled"
+        assert chunks or in_flight or not (self._running or self._waiting), "nothing can be scheduled"
         return chunks
 
     def advance(self, chunk: Chunk) -> None:
@@ -232,14 +234,14 @@ class Scheduler:
             return False
         if head.num_changes != self._num_changes or stop < head.beginning:
             before = (other for other in self._running if _order(other) < _order(seq))
-            head.rivals = [o for o in before if o.num_pending > 1 and o.shares and o.salt == seq.salt]
+            head.rivals = [o for o in before if not o.is_decoding and o.shares and o.salt == seq.salt]
             head.beginning, head.num_changes = 0, self._num_changes
         if stop > head.beginning:
             more = slice(head.beginning, stop)
             tokens = seq.token_ids[more]
             head.rivals = [other for other in head.rivals if other.token_ids[more] == tokens]
             head.beginning = stop
-        return any(other.num_pending > 1 and other.num_computed < stop for other in head.rivals)
+        return any(not other.is_decoding and other.num_computed < stop for other in head.rivals)
 
     def _admit(self, seq: Sequence, chain: Chain | None) -> None:
         self._waiting.remove(seq)
@@ -253,13 +255,16 @@ class Scheduler:
         self.num_wanted_tokens += len(seq.token_ids)
         self.num_found_tokens += seq.num_computed
 
-    def _reserve(self, seq: Sequence, most: int) -> Chunk | None:
+    def _reserve(self, seq: Sequence, most: int, in_flight: Collection[int]) -> Chunk | None:
         """A chunk of at most `most` tokens. If there is no block for it, sequences after it are preempted."""
         wanted = min(seq.num_pending, most)
         if wanted == 0:
             return None
-        while (room := self.blocks.room(seq.seq_id)) == 0 and self._running[-1] is not seq:
-            self._preempt(self._running[-1])
+        while (room := self.blocks.room(seq.seq_id)) == 0:
+            last = self._running[-1]
+            if last is seq or last.seq_id in in_flight:
+                break
+            self._preempt(last)
         num_tokens = min(wanted, room)
         if num_tokens == 0:
             return None
@@ -282,5 +287,5 @@ def _order(seq: Sequence) -> tuple[int, int]:
 
 def work_of(budget: StepBudget, chunks: list[Chunk], *, decoding: bool) -> float:
     """The work of the chunks that decode, or of those that belong to a prefill."""
-    wanted = (chunk for chunk in chunks if (chunk.seq.num_pending == 1) == decoding)
+    wanted = (chunk for chunk in chunks if chunk.seq.is_decoding == decoding)
     return sum(budget.work(chunk.seq.num_computed, chunk.num_tokens) for chunk in wanted)

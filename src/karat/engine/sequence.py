@@ -39,6 +39,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether only its last token is still to be computed."""
+        return len(self.token_ids) - self.num_computed == 1
+
+    @property
     def reads_prompt(self) -> bool:
         """Whether logits of prompt positions other than the last are still to be read."""
         return self.prompt_logits and self.num_read < self.prompt_len - 1

@@ -13,7 +13,8 @@ class EngineConfig:
     """Sizes of an engine. max_model_len is the most tokens of prompt and output of a request together.
 
     With enable_prefix_caching, sequences with the same first tokens share blocks (karat.kv.blocks). A step with
-    decoding takes at most about max_step_ms (0: no bound), by computing less of prompts. key_work is the work of one
+    decoding takes at most about max_step_ms (0: no bound), by computing less of prompts. With overlaps_steps the next
+    step is submitted while one is computed. key_work is the work of one
     key that a token sees, as a fraction of the token's linear layers (karat.engine.pace).
     """
 
@@ -26,6 +27,7 @@ class EngineConfig:
     enable_prefix_caching: bool = False
     max_step_ms: int = 0
     key_work: float = 0.0
+    overlaps_steps: bool = False
 
     @property
     def max_prompt_logits(self) -> int:

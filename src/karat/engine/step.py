@@ -7,7 +7,7 @@ from karat.engine.scheduler import Chunk
 from karat.kv.blocks import BlockPool
 from karat.models.registry import Model
 from karat.ops.api import Cache
-from karat.ops.executor import Runner, StepLimits
+from karat.ops.executor import AtOnce, Runner, StepLimits
 
 
 def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) -> ForwardBatch:
@@ -54,12 +54,12 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
 
 
 def model_runner(model: Model, caches: Sequence[Cache], limits: StepLimits) -> Runner:
-    """The model as a function from a batch to the logits [rows, vocab] of its logit_rows. Valid until the next call.
+    """The model as a function from a batch to the logits [rows, vocab] of its logit_rows.
 
-    A call writes K and V of the batch's tokens to its slots. It raises NumericsError for numbers that the cache's dtype
+    A step writes K and V of the batch's tokens to its slots. It raises NumericsError for numbers that the cache's dtype
     cannot hold.
     """
     ops, group = model.ops, model.group
     if group.size > 1 and group.channel is None:  # the transport needs the host between ops, so no plan is recorded
-        return lambda batch: ops.read(model.forward(ops.begin(batch), caches))
+        return AtOnce(lambda batch: ops.read(model.forward(ops.begin(batch), caches)))
     return ops.runner(lambda ops, step: model.forward(step, caches, ops), limits)

@@ -1,8 +1,9 @@
 """Executor: Ops that compute, with all that is needed before and after a step."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,56 @@ from karat.checkpoint.weights import Weight
 from karat.config import Activations, FloatName, RopeConfig
 from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
 
-Runner = Callable[[ForwardBatch], NDArray[np.floating]]
+Rows = NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A submitted step. `rows` is called once: it waits for the step and gives its logits [rows, vocab].
+
+    It raises what the step raised. The rows are valid until the next step is submitted; those of an executor that
+    overlaps, as long as this object lives.
+    """
+
+    rows: Callable[[], Rows]
+
+
+class Runner(ABC):
+    """A model with its cache, as a function from batches to the logits of their logit_rows."""
+
+    @abstractmethod
+    def submit(self, batch: ForwardBatch) -> Pending:
+        """Begin a step. Steps write to their slots in the order in which they were submitted."""
+
+    def __call__(self, batch: ForwardBatch) -> Rows:
+        """The logits of a step, as soon as it is computed."""
+        return self.submit(batch).rows()
+
+
+class AtOnce(Runner):
+    """A runner that computes a step when its rows are asked for, in the thread that asks."""
+
+    def __init__(self, compute: Callable[[ForwardBatch], Rows]) -> None:
+        self._compute = compute
+
+    def submit(self, batch: ForwardBatch) -> Pending:
+        return Pending(partial(self._compute, batch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What may be expected of an executor.
+
+    chunk_invariant      how sequences are cut into steps, and what else is in a step, changes no bit of their logits
+    overlaps             a step may be submitted while the one before it is computed
+    chooses_activations  loaded weights can be run with any activations (karat.ops.integers)
+    samples              it chooses tokens itself
+    """
+
+    chunk_invariant: bool = False
+    overlaps: bool = False
+    chooses_activations: bool = False
+    samples: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +108,14 @@ class Executor(Ops):
     default_kv_dtype  the dtype of a cache for which none is asked
     activations       what linear layers on weights in blocks (karat.quant.CODINGS) read rows as: the compute dtype,
                       which rounds nothing, or integers (karat.ops.integers). Other layers read the compute dtype.
+    traits            what may be expected of it
     """
 
     executor: str
     dtype: FloatName
     default_kv_dtype: FloatName
     activations: Activations
+    traits = Traits()
 
     @abstractmethod
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
@@ -110,9 +162,9 @@ class Executor(Ops):
         """The batch as the executor holds it; every op of the step receives it as `step`."""
         return batch
 
-    def read(self, x: Tensor) -> NDArray[np.floating]:
+    def read(self, x: Tensor) -> Rows:
         """The value of a result as an array of `dtype`."""
-        value: NDArray[np.floating] = x
+        value: Rows = x
         return value
 
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
@@ -120,4 +172,4 @@ class Executor(Ops):
 
         An executor may call `forward` once now, with handles, and replay the recorded ops for each batch.
         """
-        return lambda batch: self.read(forward(self, self.begin(batch)))
+        return AtOnce(lambda batch: self.read(forward(self, self.begin(batch))))

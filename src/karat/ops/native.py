@@ -21,7 +21,7 @@ from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, Activations, FloatNam
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
 from karat.ops.api import Embedding, GatherColumns, Linear, Loaded, Observer, Op, Ops, PagedAttention, Step, Tensor
-from karat.ops.executor import CacheSpec, Executor, Held, Runner, StepLimits
+from karat.ops.executor import AtOnce, CacheSpec, Executor, Held, Runner, StepLimits, Traits
 from karat.ops.integers import WIDTHS
 from karat.ops.native_plan import Handle, PlanRecorder, native, unavailable_reason
 from karat.ops.rope_table import cos_sin_table
@@ -81,6 +81,7 @@ class NativeOps(Executor):
     executor = "native"
     dtype: FloatName = "float32"
     default_kv_dtype: FloatName = "float16"
+    traits = Traits(chunk_invariant=True, chooses_activations=True)
 
     def __init__(
         self,
@@ -191,11 +192,11 @@ class NativeOps(Executor):
         assert isinstance(result, Handle), "a model returns the result of an op"
         recorder.finish(limits, [result])
 
-        def run(batch: ForwardBatch) -> Array:
+        def compute(batch: ForwardBatch) -> Array:
             recorder.run(batch)
             return recorder.value(result)
 
-        return run
+        return AtOnce(compute)
 
     def apply(self, op: Op[Any]) -> Any:
         match op:

@@ -24,6 +24,7 @@ class Tap(Executor):
     def __init__(self, inner: Executor, keep: Callable[[str], bool] = lambda name: True) -> None:
         self.executor, self.dtype = inner.executor, inner.dtype
         self.default_kv_dtype, self.activations = inner.default_kv_dtype, inner.activations
+        self.traits = inner.traits
         self._inner = inner
         self._keep = keep
         self.records: dict[str, list[NDArray[np.floating]]] = {}

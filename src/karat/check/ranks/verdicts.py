@@ -58,7 +58,7 @@ def _judged(ops: Executor, want: NDArray[np.floating], got: NDArray[np.floating]
     if want.tobytes() == got.tobytes():
         return "exact", "the same bits"
     off = float(np.abs(want - got).max() / np.abs(want).max())
-    if ops.executor != "native" and off < 1e-4:
+    if not ops.traits.chunk_invariant and off < 1e-4:
         return "numerics", f"within roundings ({off:.1e}); only the native executor promises bits"
     return "bug", f"DIFFERENT by up to {off:.1e} of the largest"
 
@@ -84,7 +84,7 @@ def trace(session: ParallelSession) -> ParallelStage:
     if plan.trace is not None:
         write_trace(plan.trace, trace)
         lines.append(f"the traces of all ranks are in {plan.trace}")
-    if control.ops.executor != "native":
+    if not control.ops.traits.chunk_invariant:
         return ParallelStage("trace", "skipped", (*lines, "not compared: only the native executor promises bits"))
     blame = first_difference(plan.model.graph, alone, trace, _biases(plan.model))
     if blame is None:

@@ -15,7 +15,7 @@ from karat.models.opening import open_model
 
 def run(session: Session) -> Stage:
     """Native promises the same bits under every setting; the reference, that chunks change roundings at most."""
-    if session.executor == "native":
+    if session.ops.traits.chunk_invariant:
         checkpoint = open_model(session.plan.model.path, session.plan.model.checkpoint.overrides)
         rows: list[Row] = []
         for row in invariance_of(
