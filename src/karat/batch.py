@@ -129,8 +129,9 @@ class ForwardBatch:
         assert num_tokens > 0 and num_seqs > 0, "an empty batch"
         # Lists are cheaper than a dozen NumPy calls in a small step, and a large step takes far longer than both.
         numbers: list[int] = self.flat.tolist()
-        given = {name: [numbers[place] for place in places] for name, places in self.places.items()}
-        (starts,), (positions,), (contexts,) = given["query_starts"], given["positions"], given["context_lens"]
+        places = self.places
+        starts, positions = numbers[places["query_starts"][0]], numbers[places["positions"][0]]
+        contexts = numbers[places["context_lens"][0]]
         assert starts[0] == 0 and starts[-1] == num_tokens and all(a < b for a, b in pairwise(starts)), (
             "query_starts do not cut the tokens into sequences"
         )
@@ -139,9 +140,9 @@ class ForwardBatch:
             assert cached + stop - start == context, "context_lens ≠ cache length + new tokens"
             assert positions[start:stop] == list(range(cached, context)), "positions do not continue the cache"
         assert len(caches) == self.num_groups, "a batch for other cache groups"
-        for slots, table, cache in zip(given["slots"], given["block_tables"], caches, strict=True):
-            _check_group(slots, table, size, starts, contexts, *cache)
-        (token_ids,), (rows,) = given["token_ids"], given["logit_rows"]
+        for slots, tables, cache in zip(places["slots"], places["block_tables"], caches, strict=True):
+            _check_group(numbers[slots], numbers[tables], size, starts, contexts, *cache)
+        token_ids, rows = numbers[places["token_ids"][0]], numbers[places["logit_rows"][0]]
         assert min(token_ids) >= 0 and max(token_ids) < vocab_size, "a token id outside the vocabulary"
         assert all(a < b for a, b in pairwise(rows)) and (not rows or (rows[0] >= 0 and rows[-1] < num_tokens)), (
             "logit_rows are not ascending rows of the step"
@@ -194,10 +195,11 @@ def _check_group(
         table, cached = tables[seq * width : (seq + 1) * width], context - (stop - start)
         num_used = -(-context // size)
         assert num_used <= width, "a block table ends before its sequence"
+        used, unused = table[:num_used], table[num_used:]
         first = 0 if window is None else max(0, cached + 1 - window) // size  # of the blocks that are seen
-        used, unused = table[first:num_used], table[num_used:]
-        assert min(table[:num_used]) >= -1 and min(used) >= 0, "a block outside the cache"
-        assert (max(table[:num_used]) + 1) * size <= num_slots, "a block outside the cache"
+        seen = used[first:] if first else used
+        assert min(seen) >= 0 and min(used) >= -1, "a block outside the cache"
+        assert (max(used) + 1) * size <= num_slots, "a block outside the cache"
         assert unused.count(-1) == len(unused), "an unused entry of a block table is not -1"
         expected = [table[position // size] * size + position % size for position in range(cached, context)]
         assert slots[start:stop] == expected, "slots ≠ block table"
