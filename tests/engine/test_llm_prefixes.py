@@ -17,7 +17,7 @@ import karat.engine.choice
 from karat import LLM, SamplingParams
 from karat.errors import UsageError
 from karat.ops.native import unavailable_reason
-from tests.engine.tiny import VOCAB, at_rest, tokens, write_model
+from tests.engine.tiny import VOCAB, at_rest, preempt_often, tokens, write_model
 
 SYSTEM = "Once upon a time there was a fox who had a lantern. "  # 52 tokens: 3 blocks of 16
 PROMPTS = [SYSTEM + "It was old.", SYSTEM, SYSTEM[:20] + "no", SYSTEM + "It was old. And", SYSTEM + "It was old."]
@@ -38,10 +38,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["plain", "window"])
+WINDOWED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 0},
+    "window on one layer": {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1},
+}
+
+
+@pytest.fixture(scope="module", params=WINDOWED)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    window = {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 0}
-    return write_model(tmp_path_factory.mktemp("tiny"), **(window if request.param == "window" else {}))
+    return write_model(tmp_path_factory.mktemp("tiny"), **WINDOWED[request.param])
 
 
 @pytest.fixture
@@ -80,6 +86,8 @@ def test_generations_shared_and_not_preempted_and_not(folder: Path, executor: st
     is_same = same(executor)
     for name, options in VARIANTS.items():
         llm = load(folder, executor, **options)
+        if "preempted" in name and None not in llm.engine.config.windows:
+            preempt_often(llm)
         for turn in range(2):
             rows.clear()
             assert tokens(llm.generate(PROMPTS, PARAMS)) == expected, (name, turn)
@@ -87,7 +95,7 @@ def test_generations_shared_and_not_preempted_and_not(folder: Path, executor: st
             assert all(is_same(rows[key], expected_rows[key]) for key in rows), (name, turn)
             assert at_rest(llm)
         assert (llm.engine.scheduler.num_preemptions > 0) == ("preempted" in name), name
-        assert (llm.engine.scheduler.num_found_tokens > 500) == name.startswith("shared"), name
+        assert (llm.engine.scheduler.num_found_tokens > 400) == name.startswith("shared"), name
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

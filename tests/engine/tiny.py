@@ -1,6 +1,8 @@
 """Writes a small random model as a Hugging Face folder: config, weights, a tokenizer of bytes, a chat template."""
 
 import json
+from collections.abc import Collection
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from safetensors.numpy import save_file
 
 import karat
 from karat import LLM, SamplingParams
+from karat.engine.pace import StepBudget
+from karat.engine.scheduler import Chunk
 from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
 
@@ -94,7 +98,20 @@ def write(path: Path, value: object) -> None:
 
 def at_rest(llm: LLM) -> bool:
     llm.engine.scheduler.check()
-    return llm.engine.scheduler.blocks.num_free == llm.engine.config.num_blocks and not llm.engine.has_work
+    return llm.engine.scheduler.blocks.num_free == llm.engine.scheduler.blocks.num_blocks and not llm.engine.has_work
+
+
+def preempt_often(llm: LLM) -> None:
+    """Where windows leave so much room that no sequence is preempted for lack of it."""
+    scheduler, calls = llm.engine.scheduler, count()
+    schedule = scheduler.schedule
+
+    def preempting(budget: StepBudget, in_flight: Collection[int] = ()) -> list[Chunk]:
+        if next(calls) % 9 == 8 and not in_flight:
+            scheduler.preempt_all()
+        return schedule(budget, in_flight)
+
+    scheduler.schedule = preempting  # type: ignore[method-assign]
 
 
 def tokens(outputs: list[karat.RequestOutput]) -> list[tuple[int, ...]]:

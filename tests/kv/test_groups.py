@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from karat.kv.groups import CacheGroup, Keep, Keys, SharedKeys, State, bytes_per_token, groups_of, keys_read
+from karat.kv.groups import (
+    CacheGroup,
+    Keep,
+    Keys,
+    SharedKeys,
+    State,
+    bytes_of_sequence,
+    bytes_per_token,
+    groups_of,
+    keys_read,
+)
 
 LOCAL, FULL = Keys(2, 128, 128, 512), Keys(1, 256, 256, None)
 STATE = State(((16, 128, 128), (4, 3)))
@@ -65,3 +75,9 @@ def test_bytes_of_a_token_are_those_of_keys_and_values() -> None:
     keeps = [Keys(2, 8, 4, None), STATE, Keys(1, 16, 16, 512), SharedKeys(0), None]
     assert bytes_per_token(keeps, "float16") == (2 * 12 + 32) * 2
     assert bytes_per_token(keeps, "float32") == (2 * 12 + 32) * 4
+
+
+def test_a_window_bounds_what_a_sequence_keeps() -> None:
+    keeps = [Keys(2, 8, 8, 5), Keys(2, 8, 8, None), SharedKeys(0), None]
+    for num_tokens in (3, 5, 9):
+        assert bytes_of_sequence(keeps, "float16", num_tokens) == 2 * 2 * 16 * (min(num_tokens, 5) + num_tokens)

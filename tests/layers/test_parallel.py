@@ -153,7 +153,7 @@ def attention(size: int, heads: int = 14, kv_heads: int = 2, rope: RopeConfig | 
     def call(layer: Attention, ops: Ops, group: Group) -> tuple[Array, ...]:
         start, stop = shards.own_kv_heads(heads, kv_heads, 1, group)
         assert layer.keeps == Keys(stop - start, 10, 10, None)
-        (cache,) = new_caches(ops, [layer.keeps], "float64", 1, block_size=ROWS)
+        (cache,) = new_caches(ops, [layer.keeps], "float64", [1], block_size=ROWS)
         ropes = {Rotation(ROPE, 10): ops.rope_table(ROPE, head_dim=10, num_positions=ROWS)}
         tap = Tap(ops)
         out = layer(tap, x_of(HIDDEN), tap.begin(batch), cache, ropes)

@@ -56,7 +56,7 @@ def run(
     tables = np.full((len(prompts), max(blocks_each)), -1, np.int32)
     for seq, count in enumerate(blocks_each):
         tables[seq, :count] = [free.pop() for _ in range(count)]
-    layer_caches = new_caches(ops, model.keeps, kv_dtype or ops.default_kv_dtype, num_blocks, block_size=block_size)
+    layer_caches = new_caches(ops, model.keeps, kv_dtype or ops.default_kv_dtype, [num_blocks], block_size=block_size)
     done = np.zeros(len(prompts), np.int32)
     logits: list[list[NDArray[np.floating]]] = [[] for _ in prompts]
     while any(done[i] < len(p) for i, p in enumerate(prompts)):

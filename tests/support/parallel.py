@@ -174,7 +174,7 @@ def single(
     ops = registry.create(executor, dtype, threads)
     model = build(config, ops, checkpoint, num_positions=max(map(len, texts)), group=group)
     sizes = sizes_for(config.vocab_size, texts, chunk)
-    run = open_runner(model, kv_dtype, sizes.num_blocks, sizes.step_limits)
+    run = open_runner(model, kv_dtype, sizes.group_blocks, sizes.step_limits)
     return logits_of(run, config.vocab_size, texts, chunk=chunk, together=together)
 
 
@@ -228,7 +228,7 @@ def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chun
     return Load(
         path=str(path),
         num_positions=sizes.max_model_len,
-        num_blocks=sizes.num_blocks,
+        num_blocks=sizes.group_blocks,
         block_size=BLOCK_SIZE,
         limits=sizes.step_limits,
         **given,

@@ -187,24 +187,30 @@ def _chat_facts(tokenizer: "Tokenizer") -> dict[str, Any]:
 
 
 def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict[str, Any]:
-    """Bytes of one sequence of each length, by type of the KV cache; weights in their stored types."""
-    from karat.kv.groups import bytes_per_token
+    """Bytes of one sequence of each length, by type of the KV cache; weights in their stored types.
+
+    Layers with a window keep the tokens of the window alone.
+    """
+    from karat.kv.groups import bytes_of_sequence, bytes_per_token
     from karat.models.decoder import outline
 
     longest, keeps = config.max_position_embeddings, outline(config).keeps
     lengths = [2**k for k in range(_MIN_CONTEXT_LEN.bit_length() - 1, longest.bit_length()) if 2**k < longest]
-    kv_bytes = {dtype: bytes_per_token(keeps, dtype) for dtype in _KV_DTYPES}
+    held = {
+        length: {dtype: bytes_of_sequence(keeps, dtype, length) for dtype in _KV_DTYPES}
+        for length in [*lengths[-(_MAX_ROWS - 1) :], longest]
+    }
     return {
         "weight_bytes": weight_bytes,
         "float32_weight_bytes": num_parameters * FLOAT_BYTES["float32"],
-        "kv_bytes_per_token": kv_bytes,
+        "kv_bytes_per_token": {dtype: bytes_per_token(keeps, dtype) for dtype in _KV_DTYPES},
         "contexts": [
             {
                 "tokens": length,
-                "kv_bytes": {dtype: length * size for dtype, size in kv_bytes.items()},
-                "total_bytes": {dtype: weight_bytes + length * size for dtype, size in kv_bytes.items()},
+                "kv_bytes": kv_bytes,
+                "total_bytes": {dtype: weight_bytes + size for dtype, size in kv_bytes.items()},
             }
-            for length in [*lengths[-(_MAX_ROWS - 1) :], longest]
+            for length, kv_bytes in held.items()
         ],
     }
 

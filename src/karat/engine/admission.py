@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from karat.engine.forms import Forms
 from karat.engine.sizes import EngineConfig
 from karat.errors import CapacityError, RequestError
-from karat.kv.sizes import GroupSize, check_fits
+from karat.kv.sizes import check_fits
 from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, SamplingParams, is_int, shown
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Admission:
 
     def check_fits(self, num_tokens: int) -> None:
         """CapacityError for a sequence that does not fit into the cache even alone."""
-        check_fits(num_tokens, [GroupSize(self.config.num_blocks)], self.config.block_size)
+        check_fits(num_tokens, self.config.groups, self.config.block_size)
 
     def params_after(
         self, prompt_len: int, defaults: SamplingParams, given: Mapping[str, Any], *, usual: int | None = None

@@ -118,7 +118,7 @@ class AsyncLLM:
         self._engine = AsyncEngine(
             opening,
             process,
-            EngineStats(num_blocks=ready.sizes.num_blocks),
+            EngineStats(num_blocks=sum(ready.sizes.group_blocks)),
             max_queue=max_queue,
             max_num_seqs=self.max_num_seqs,
         )

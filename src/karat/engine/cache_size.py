@@ -32,15 +32,17 @@ def num_cache_blocks(
     weight_bytes: int = 0,
     rope_bytes: int = 0,
     parts_bytes: int = 0,
+    num_groups: int = 1,
 ) -> int:
-    """Blocks of the KV cache: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
+    """Blocks of a cache group: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
-    cache_bytes gives the bytes that a cache of so many blocks takes, on all ranks together. weight_bytes and rope_bytes
-    (tables of RoPE) are still to be loaded; parts_bytes are what attention's parts take once all contexts are full. A
-    block is counted with its entries in the pool's lists. Raises
-    CapacityError, with the figures, if not even one sequence of max_model_len tokens fits, or if the tables or lists do
-    not.
+    Groups with windows have fewer (karat.engine.sizes). cache_bytes gives the bytes that all groups take for so many
+    blocks, on all ranks together. weight_bytes and rope_bytes (tables of RoPE) are still to be loaded; parts_bytes are
+    what attention's parts take once all contexts are full. A block is counted with its entries in the pool's lists.
+    Raises CapacityError, with the figures, if not even one sequence of max_model_len tokens fits, or if the tables or
+    lists do not.
     """
+    list_bytes = LIST_BYTES * num_groups
     available = max(0, available_bytes() - weight_bytes)
     if rope_bytes > available:
         raise CapacityError(
@@ -55,7 +57,7 @@ def num_cache_blocks(
             num_bytes = int(CACHE_SHARE * available)
             num_blocks = min(
                 max_num_seqs * blocks_per_seq,
-                _most(num_bytes, lambda number: cache_bytes(number) + number * LIST_BYTES),
+                _most(num_bytes, lambda number: cache_bytes(number) + number * list_bytes),
             )
             limit = (
                 f"{CACHE_SHARE:.0%} of the {_size(available)} of memory that are available, lists of blocks included"
@@ -63,9 +65,9 @@ def num_cache_blocks(
         else:
             num_blocks = _most(num_bytes, cache_bytes)
             limit = f"kv_cache_bytes={num_bytes}"
-    if num_blocks * LIST_BYTES > available:
+    if num_blocks * list_bytes > available:
         raise CapacityError(
-            f"the lists of {num_blocks} blocks take {_size(num_blocks * LIST_BYTES)} of memory, and {_size(available)} "
+            f"the lists of {num_blocks} blocks take {_size(num_blocks * list_bytes)} of memory, and {_size(available)} "
             "are available; give fewer (num_blocks or kv_cache_bytes)"
         )
     if num_blocks < blocks_per_seq:

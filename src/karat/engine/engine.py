@@ -25,7 +25,6 @@ from karat.engine.updates import Entry, PromptProgress, RequestUpdate
 from karat.engine.words import words_of
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
-from karat.kv.sizes import GroupSize
 from karat.ops.executor import Pending, Rows, Runner
 from karat.request import MAX_COUNT, Request
 from karat.text import Tokenizer
@@ -81,7 +80,7 @@ class Engine:
         """
         self.config = config
         self.scheduler = Scheduler(
-            BlockPool([GroupSize(config.num_blocks)], config.block_size),
+            BlockPool(config.groups, config.block_size),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_prompt_logits=config.max_prompt_logits,

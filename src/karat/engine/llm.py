@@ -67,7 +67,8 @@ class LLM:
     - seed: with a request's number, the seed of requests that have none.
     - max_num_seqs, max_num_batched_tokens: the most sequences and tokens of a step.
     - kv_cache_bytes, or num_blocks (of 16 tokens): the size of the KV cache. By default it has room for max_num_seqs
-      full contexts, but takes at most 40 % of the available memory.
+      full contexts, but takes at most 40 % of the available memory. Layers with a window have as many blocks as they
+      need for as many contexts.
     - enable_prefix_caching: keeps computed blocks, while there is room, for prompts with the same first tokens.
     - generation_config: "auto" takes default sampling from the model's generation_config.json (see
       karat.engine.defaults), "none" takes SamplingParams(). End tokens are the model's in both cases.

@@ -1,6 +1,7 @@
 """Preparation of weights between the file and the executor, and open_runner, which runs the loaded model."""
 
 import logging
+from collections.abc import Sequence
 
 from karat.checkpoint import Weight, requantize, requantized_type
 from karat.config import FloatName
@@ -41,13 +42,16 @@ class Preparation:
 def open_runner(
     model: Model,
     kv_dtype: FloatName,
-    num_blocks: int,
+    num_blocks: Sequence[int],
     limits: StepLimits,
     *,
     block_size: int = BLOCK_SIZE,
     guard: bool = False,
 ) -> Runner:
-    """The model with a new KV cache, as a function of batches. `guard` checks every result (karat.ops.guard)."""
+    """The model with a new KV cache, as a function of batches. `guard` checks every result (karat.ops.guard).
+
+    num_blocks are those of each cache group; a single one makes one group of all layers.
+    """
     ops = model.ops
     caches = new_caches(ops, model.keeps, kv_dtype, num_blocks, block_size=block_size)
     return model_runner(model.on(Guard(ops)) if guard else model, caches, limits)

@@ -184,7 +184,7 @@ def load_command(
         quantize=quantize,
         guard=guard,
         num_positions=sizes.max_model_len,
-        num_blocks=sizes.num_blocks,
+        num_blocks=sizes.group_blocks,
         block_size=sizes.block_size,
         limits=sizes.step_limits,
     )

@@ -13,7 +13,8 @@ from karat.engine.options import Options
 from karat.engine.sizes import EngineConfig
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import cache_spec
+from karat.kv.cache import cache_specs
+from karat.kv.groups import groups_of
 from karat.machine.memory import available_bytes
 from karat.models.cut_units import cut_units
 from karat.models.decoder import outline, weight_specs
@@ -76,7 +77,7 @@ class LoadPlan:
     def runner(self, model: Model) -> Runner:
         """The loaded model as the engine runs it."""
         return open_runner(
-            model, self.kv_dtype, self.sizes.num_blocks, self.sizes.step_limits, guard=self.options.guard
+            model, self.kv_dtype, self.sizes.group_blocks, self.sizes.step_limits, guard=self.options.guard
         )
 
     def beside(self, model: Model, activations: Activations, num_tokens: int) -> tuple[Runner, EngineConfig]:
@@ -92,7 +93,7 @@ class LoadPlan:
             enable_prefix_caching=False,
         )
         ops = registry.create(self.ops.executor, self.ops.dtype, self.options.threads, activations=activations)
-        return open_runner(model.on(ops), self.kv_dtype, sizes.num_blocks, sizes.step_limits), sizes
+        return open_runner(model.on(ops), self.kv_dtype, sizes.group_blocks, sizes.step_limits), sizes
 
     def ranks(self, progress: Progress) -> "ParallelModel":
         """The model, loaded into ranks, each its part. Bytes that several ranks read count once in `progress`."""
@@ -142,10 +143,30 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
     require_room(weight_bytes, available_bytes())
     ranks = [outline(config, units, PlannedRank(rank, num_ranks)) for rank in range(num_ranks)]
-    keeps = [rank.keeps for rank in ranks]
+    keeps, groups = [rank.keeps for rank in ranks], groups_of(ranks[0].keeps)
+    of_layers = [[group.layers for group in groups_of(kept)] for kept in keeps]
+    assert of_layers == [of_layers[0]] * num_ranks, "ranks have other cache groups"
     rope_dims = sum(rotation.head_dim for rank in ranks for rotation in rank.rotations)
+    sizes = EngineConfig(
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        num_blocks=1,  # as many as there is memory for, below
+        block_size=BLOCK_SIZE,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        enable_prefix_caching=options.enable_prefix_caching,
+        max_step_ms=_max_step_ms(ops, options),
+        key_work=_key_work(config),
+        overlaps_steps=ops.traits.overlaps and options.tensor_parallel_size == 1,
+        windows=tuple(group.keys.window for group in groups),
+    )
+
+    def cache_bytes(num_blocks: int) -> int:
+        counts = replace(sizes, num_blocks=num_blocks).group_blocks
+        return sum(ops.cache_bytes(spec) for kept in keeps for spec in cache_specs(kept, kv_dtype, counts))
+
     num_blocks = num_cache_blocks(
-        lambda number: sum(ops.cache_bytes(cache_spec(kept, kv_dtype, number)) for kept in keeps),
+        cache_bytes,
         kv_dtype,
         block_size=BLOCK_SIZE,
         max_model_len=max_model_len,
@@ -155,19 +176,9 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         weight_bytes=weight_bytes,
         rope_bytes=table_bytes(rope_dims, max_model_len, FLOAT_BYTES[options.compute_dtype]),
         parts_bytes=_parts_bytes(config, ops, options, max_model_len),
+        num_groups=len(groups),
     )
-    sizes = EngineConfig(
-        vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        enable_prefix_caching=options.enable_prefix_caching,
-        max_step_ms=_max_step_ms(ops, options),
-        key_work=_key_work(config),
-        overlaps_steps=ops.traits.overlaps and options.tensor_parallel_size == 1,
-    )
+    sizes = replace(sizes, num_blocks=num_blocks)
     return LoadPlan(
         checkpoint,
         config,

@@ -26,7 +26,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     quantize: str | None
     guard: bool
     num_positions: int
-    num_blocks: int
+    num_blocks: tuple[int, ...]  # by cache group
     block_size: int
     limits: StepLimits
     slot_bytes: int = 0

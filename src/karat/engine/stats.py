@@ -7,9 +7,10 @@ from dataclasses import dataclass
 class EngineStats:
     """An engine at one moment. All counters except num_running, num_waiting and num_blocks* only rise.
 
-    A request of n choices is n sequences. Used blocks are held by running sequences; blocks that are kept for later
-    prompts count as free. When a sequence begins or comes back after a preemption, prefix_queries counts its tokens and
-    prefix_hits those of them that are in the cache.
+    A request of n choices is n sequences. Blocks are those of all cache groups together. Used blocks are held by
+    running sequences; blocks that are kept for later prompts count as free. When a sequence begins or comes back after
+    a preemption, prefix_queries counts its tokens and prefix_hits those of them that are in the
+    cache.
     """
 
     num_running: int = 0

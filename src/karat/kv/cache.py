@@ -1,7 +1,7 @@
 """The memory of the KV cache.
 
-The cache has num_blocks * block_size slots in each layer; a slot holds K and V [kv_heads, head_dim] of one token
-(k_dim and v_dim are head_dim here):
+A cache group has num_blocks * block_size slots in each of its layers. A slot holds K and V [kv_heads, head_dim] of one
+token (k_dim and v_dim are head_dim here):
 
     slot            0 … block_size - 1 | block_size … 2 block_size - 1 | …
     block           0                  | 1                             | …
@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from karat.config import FloatName
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.groups import Keep, Keys, SharedKeys, groups_of
+from karat.kv.groups import CacheGroup, Keep, SharedKeys, groups_of
 from karat.ops.api import Cache
 from karat.ops.executor import CacheSpec, Executor
 
@@ -34,12 +34,14 @@ T = TypeVar("T")
 
 
 def new_caches(
-    ops: Executor, keeps: Sequence[Keep], dtype: FloatName, num_blocks: int, *, block_size: int = BLOCK_SIZE
+    ops: Executor, keeps: Sequence[Keep], dtype: FloatName, num_blocks: Sequence[int], *, block_size: int = BLOCK_SIZE
 ) -> tuple[Cache, ...]:
-    """The cache of each layer, empty, of the size of `cache_spec`; None for a layer that reads no keys."""
-    spec = cache_spec(keeps, dtype, num_blocks, block_size=block_size)
-    (held,) = ops.new_cache([spec])
-    return by_layer(keeps, dict(zip(spec.layers, held, strict=True)))
+    """The cache of each layer, empty, of the sizes of `cache_specs`; None for a layer that reads no keys."""
+    specs = cache_specs(keeps, dtype, num_blocks, block_size=block_size)
+    held: dict[int, Cache] = {}
+    for spec, handles in zip(specs, ops.new_cache(specs), strict=True):
+        held.update(zip(spec.layers, handles, strict=True))
+    return by_layer(keeps, held)
 
 
 def by_layer(keeps: Sequence[Keep], held: Mapping[int, T]) -> tuple[T | None, ...]:
@@ -47,20 +49,27 @@ def by_layer(keeps: Sequence[Keep], held: Mapping[int, T]) -> tuple[T | None, ..
     return tuple(held.get(keep.layer if isinstance(keep, SharedKeys) else layer) for layer, keep in enumerate(keeps))
 
 
-def cache_spec(keeps: Sequence[Keep], dtype: FloatName, num_blocks: int, *, block_size: int = BLOCK_SIZE) -> CacheSpec:
-    """A cache of `num_blocks` blocks of `block_size` tokens for layers that keep `keeps`.
+def cache_specs(
+    keeps: Sequence[Keep], dtype: FloatName, num_blocks: Sequence[int], *, block_size: int = BLOCK_SIZE
+) -> tuple[CacheSpec, ...]:
+    """Caches of `block_size` tokens a block for layers that keep `keeps`: num_blocks[i] blocks for cache group i.
 
-    All groups share one cache and its blocks. So all keys have one shape; windows may differ.
+    A single number makes one group of all layers, whatever their windows. All keys then have one shape.
     """
-    shapes = {(group.keys.kv_heads, group.keys.k_dim, group.keys.v_dim) for group in groups_of(keeps)}
-    assert len(shapes) == 1, f"one cache for keys of {len(shapes)} shapes"
-    kv_heads, k_dim, v_dim = shapes.pop()
-    return CacheSpec(
-        layers=tuple(layer for layer, keep in enumerate(keeps) if isinstance(keep, Keys)),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_kv_heads=kv_heads,
-        k_dim=k_dim,
-        v_dim=v_dim,
-        dtype=dtype,
+    groups = groups_of(keeps)
+    if len(num_blocks) == 1:
+        shapes = {(group.keys.kv_heads, group.keys.k_dim, group.keys.v_dim) for group in groups}
+        assert len(shapes) == 1, f"one cache for keys of {len(shapes)} shapes"
+        groups = (CacheGroup(groups[0].keys, tuple(sorted(layer for group in groups for layer in group.layers))),)
+    return tuple(
+        CacheSpec(
+            layers=group.layers,
+            num_blocks=number,
+            block_size=block_size,
+            num_kv_heads=group.keys.kv_heads,
+            k_dim=group.keys.k_dim,
+            v_dim=group.keys.v_dim,
+            dtype=dtype,
+        )
+        for group, number in zip(groups, num_blocks, strict=True)
     )

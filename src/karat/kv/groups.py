@@ -78,6 +78,15 @@ def keys_read(keeps: Sequence[Keep]) -> tuple[Keys | None, ...]:
     return tuple(keep if isinstance(keep, Keys) else None for keep in read)
 
 
+def bytes_of_sequence(keeps: Sequence[Keep], dtype: FloatName, num_tokens: int) -> int:
+    """Bytes of K and V that a later token sees of a sequence of `num_tokens` tokens, over all layers."""
+    return sum(
+        bytes_per_token([keep], dtype) * min(num_tokens, keep.window or num_tokens)
+        for keep in keeps
+        if isinstance(keep, Keys)
+    )
+
+
 def bytes_per_token(keeps: Sequence[Keep], dtype: FloatName) -> int:
     """Bytes of K and V of one token over all layers."""
     numbers = sum(keep.kv_heads * (keep.k_dim + keep.v_dim) for keep in keeps if isinstance(keep, Keys))

@@ -1,4 +1,4 @@
-"""GroupSize: the size of a cache group in blocks, and how many of them a sequence needs. check_fits.
+"""GroupSize: the size of a cache group in blocks, and how many of them sequences need. check_fits.
 
 In a group with a window a token sees the last `window` tokens, itself included. A sequence gives back the blocks that
 no later token sees, so it holds about `window` tokens, however long it is:
@@ -38,6 +38,29 @@ class GroupSize:
         return min(num_blocks - self.first_seen(start, block_size), (num_seen + block_size - 2) // block_size + 1)
 
 
+def windowed_blocks(
+    window: int,
+    num_blocks: int,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    step_tokens: int,
+    keeps_prefixes: bool,
+) -> int:
+    """Blocks of a group with a window beside groups without one, which have `num_blocks`.
+
+    Where those have room for max_num_seqs full contexts, it has room for as many windows, for the tokens of a step, and
+    for one more of both if prefixes are kept. Where they have less, it has less in proportion, but room for one
+    sequence. It never has more than they.
+    """
+    blocks_per_seq = -(-max_model_len // block_size)
+    least = min(blocks_per_seq, _spanned(window - 1 + step_tokens, block_size))
+    running = min(blocks_per_seq, _spanned(window + block_size, block_size))
+    wanted = max_num_seqs * running + _spanned(step_tokens, block_size) + (least if keeps_prefixes else 0)
+    return min(num_blocks, max(least, -(-wanted * num_blocks // (max_num_seqs * blocks_per_seq))))
+
+
 def check_fits(num_tokens: int, sizes: Iterable[GroupSize], block_size: int) -> None:
     """Raise CapacityError for a sequence of `num_tokens` tokens that does not fit into a cache of these groups."""
     for size in sizes:
@@ -49,3 +72,8 @@ def check_fits(num_tokens: int, sizes: Iterable[GroupSize], block_size: int) -> 
                 f"{size.num_blocks * block_size} ({size.num_blocks} blocks of {block_size}); shorten the prompt or "
                 "lower max_tokens, or give the cache more room"
             )
+
+
+def _spanned(num_positions: int, block_size: int) -> int:
+    """The most blocks that so many positions in a row lie in, wherever they begin."""
+    return (num_positions + block_size - 2) // block_size + 1

@@ -41,7 +41,7 @@ def logits(session: ParallelSession) -> ParallelStage:
     for chunk in dict.fromkeys((plan.num_tokens, min(7, plan.num_tokens))):
         sizes = plan.sizes(chunk)
         tokenizer = placeholder_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
-        run = open_runner(control, session.kv_dtype, sizes.num_blocks, sizes.step_limits)
+        run = open_runner(control, session.kv_dtype, sizes.group_blocks, sizes.step_limits)
         want = _compute(Engine(run, tokenizer, sizes), session.tokens)
         got = _compute(Engine(session.ranks, tokenizer, sizes), session.tokens)
         verdict, how = _judged(control.ops, want, got)

@@ -79,7 +79,7 @@ def record_model(
     kv_dtype = kv_dtype or inner.default_kv_dtype
     total = steps.total
     num_blocks = -(-total // BLOCK_SIZE)
-    caches = new_caches(tap, model.keeps, kv_dtype, num_blocks)
+    caches = new_caches(tap, model.keeps, kv_dtype, [num_blocks])
     tapped = model.on(tap)
     ids = list(steps.prompt)
     logit_tokens = set(selection.rows_for(total, config.vocab_size))

@@ -78,7 +78,7 @@ class Hybrid:
         return runs
 
     def _caches(self) -> tuple[Cache, ...]:
-        return new_caches(self._ops, self._decoder.keeps, self._ops.dtype, -(-len(self._ids) // BLOCK_SIZE))
+        return new_caches(self._ops, self._decoder.keeps, self._ops.dtype, [-(-len(self._ids) // BLOCK_SIZE)])
 
     @contextmanager
     def _replaced(self, part: str | None) -> Iterator[None]:

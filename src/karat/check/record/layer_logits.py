@@ -43,7 +43,7 @@ def layer_logits(
         return Place(WeightLoader(ops, stored, prepare), "", units, SINGLE)
 
     model = outline(config, units)
-    caches, ropes = new_caches(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE)), model.rope_tables(ops, total)
+    caches, ropes = new_caches(ops, model.keeps, kv_dtype, [-(-total // BLOCK_SIZE)]), model.rope_tables(ops, total)
     wanted = set(range(first, total))
     batches = [
         one_sequence(token_ids, start, min(start + _STEP, total), wanted, always_last=False)

@@ -148,7 +148,7 @@ class LayerwiseRun:
         return states
 
     def _caches(self, dtype: FloatName) -> Caches:
-        return new_caches(self._ops, outline(self._config).keeps, dtype, -(-len(self._steps.prompt) // BLOCK_SIZE))
+        return new_caches(self._ops, outline(self._config).keeps, dtype, [-(-len(self._steps.prompt) // BLOCK_SIZE)])
 
     @property
     def _spans(self) -> list[tuple[int, int]]:

@@ -154,7 +154,7 @@ def logits_under(
     if setting.tap:
         ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
     sizes = _sizes(config.vocab_size, setting, texts)
-    engine = Engine(open_runner(model.on(ops), kv_dtype, sizes.num_blocks, sizes.step_limits), tokenizer, sizes)
+    engine = Engine(open_runner(model.on(ops), kv_dtype, sizes.group_blocks, sizes.step_limits), tokenizer, sizes)
     logits = _empty(config.vocab_size, texts)
     readers: dict[int, LogitsReader] = {}
     for index in setting.order or range(len(texts)):

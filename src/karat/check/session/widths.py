@@ -113,6 +113,6 @@ def measure(
 def _logits(model: Model, ids: Sequence[int], kv_dtype: FloatName) -> Array:
     """Logits [tokens, vocab] of one text, computed in one step."""
     ops, total = model.ops, len(ids)
-    caches = new_caches(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE))
+    caches = new_caches(ops, model.keeps, kv_dtype, [-(-total // BLOCK_SIZE)])
     batch = one_sequence(ids, 0, total, set(range(total)), always_last=False)
     return np.array(ops.read(model.forward(ops.begin(batch), caches)))
