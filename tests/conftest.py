@@ -40,7 +40,7 @@ def threads_of_a_worker() -> Iterator[None]:
     More threads than cores take turns at every barrier: a step of a small model takes ten times as long.
     """
     from karat.bench import session
-    from karat.engine import parallel
+    from karat.engine.ranks import rank_model as parallel
     from karat.ops import native
 
     share = max(1, num_physical_cores() // NUM_WORKERS)

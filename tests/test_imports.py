@@ -46,6 +46,18 @@ CHECK_ROWS = "trace model files mistakes replay text record diagnosis session st
 SERVER_ROOMS = {"asking": {"asking"}, "answers": {"asking", "answers"}}
 SERVER_ROOMS |= {name: {"asking", "answers", name} for name in ("openai", "anthropic", "page")}
 
+# The rooms of karat.engine, and of which of them each may import. What stands beside them (engine_config …) is free.
+ENGINE_ROOMS: dict[str, set[str]] = {
+    "scheduling": {"scheduling"},
+    "choosing": {"scheduling", "choosing"},
+    "ranks": {"ranks"},
+    "model_loading": {"ranks", "model_loading"},
+    "requests": {"choosing", "model_loading", "requests"},
+    "receipts": {"scheduling", "choosing", "requests", "receipts"},
+}
+ENGINE_ROOMS["remote"] = {*ENGINE_ROOMS, "remote"}
+INNER_ROOMS = {"server": SERVER_ROOMS, "engine": ENGINE_ROOMS}
+
 # Beyond the standard library and the base dependencies of pyproject.toml, which every room may use.
 PEERS = {"torch", "transformers", "safetensors", "gguf", "llama_cpp", "openvino", "openvino_genai"}
 EXTRAS: Mapping[str, set[str]] = {
@@ -55,7 +67,7 @@ EXTRAS: Mapping[str, set[str]] = {
 }
 
 # Pure bookkeeping: neither they nor what they import may need an array library.
-WITHOUT_ARRAYS = ("karat.engine.scheduler", "karat.kv.blocks", "karat.kv.groups", "karat.kv.prefix")
+WITHOUT_ARRAYS = ("karat.engine.scheduling.scheduler", "karat.kv.blocks", "karat.kv.groups", "karat.kv.prefix")
 ARRAYS = {"numpy", "torch"}
 
 
@@ -120,11 +132,11 @@ def climbs(module: str, name: str) -> str | None:
     return None
 
 
-def server_room(module: str, modules: Collection[str]) -> str | None:
-    """The room of server that a module is in; None: it is in no room of it."""
+def inner_room(module: str, modules: Collection[str]) -> tuple[str, str] | None:
+    """The room of server or engine that a module is in; None: it is in no room of them."""
     parts = module.split(".")
-    is_inside = parts[:2] == ["karat", "server"] and (len(parts) > 3 or (len(parts) == 3 and _is_room(module, modules)))
-    return parts[2] if is_inside else None
+    is_inside = len(parts) > 3 or (len(parts) == 3 and _is_room(module, modules))
+    return (parts[1], parts[2]) if is_inside and parts[0] == "karat" and parts[1] in INNER_ROOMS else None
 
 
 def _is_room(module: str, modules: Collection[str]) -> bool:
@@ -132,13 +144,14 @@ def _is_room(module: str, modules: Collection[str]) -> bool:
 
 
 def strays(module: str, name: str, modules: Collection[str]) -> str | None:
-    """What is wrong with an import of one room of server in another; None: nothing, or it is no such import."""
-    here, there = server_room(module, modules), server_room(name, modules)
-    if here is None or there is None:
+    """What is wrong with an import of one inner room in another; None: nothing, or it is no such import."""
+    here, there = inner_room(module, modules), inner_room(name, modules)
+    if here is None or there is None or here[0] != there[0]:
         return None
-    if here not in SERVER_ROOMS:
-        return f"server/{here} has no row in tests/test_imports.py"
-    return None if there in SERVER_ROOMS[here] else f"{name} is nothing for server/{here}"
+    allowed = INNER_ROOMS[here[0]]
+    if here[1] not in allowed:
+        return f"{'/'.join(here)} has no row in tests/test_imports.py"
+    return None if there[1] in allowed[here[1]] else f"{name} is nothing for {'/'.join(here)}"
 
 
 def circle(direct: Mapping[str, list[tuple[int, str]]]) -> list[str]:
@@ -221,8 +234,8 @@ PLANTED = {
     "karat.check.stray": "import karat.check.trace.format",
     "karat.checkpoint": "from . import folder\nfrom .. import server",
     "karat.checkpoint.folder": "from ..models import qwen2",
-    "karat.engine.scheduler": "import karat.batch\nfrom karat.kv import blocks",
-    "karat.engine.step": "from karat import LLM",
+    "karat.engine.scheduling.scheduler": "import karat.batch\nfrom karat.kv import blocks",
+    "karat.engine.scheduling.batch_building": "from karat import LLM",
     "karat.errors": "import importlib\nimportlib.import_module('karat.text')",
     "karat.gadgets": "import os",
     "karat.kv.blocks": "import numpy as np",
@@ -233,6 +246,7 @@ PLANTED = {
     "karat.server.anthropic.requests": "from karat.server.openai.requests import thought",
     "karat.server.asking.asked": "import karat.server.answers.subject",
     "karat.server.stray.some": "from karat.server.asking import asked",
+    "karat.engine.choosing.choice": "import karat.engine.requests.admission\nimport karat.engine.scheduling.sequence",
     "karat.text.chat": "def late():\n    from karat.engine import llm",
     # right
     "karat": "from karat.cli import main\nfrom karat.engine.llm import LLM",
@@ -258,7 +272,7 @@ COMPLAINTS = [
     "karat.check.stray:1: check/stray has no row in tests/test_imports.py",
     "karat.checkpoint:2: karat.server is not above checkpoint",
     "karat.checkpoint.folder:1: karat.models.qwen2 is not above checkpoint",
-    "karat.engine.step:1: karat is not above engine",
+    "karat.engine.scheduling.batch_building:1: karat is not above engine",
     "karat.errors:2: karat.text is not above errors",
     "karat.gadgets: a room that has no row in tests/test_imports.py",
     "karat.layers.norm:2: safetensors.numpy is no base dependency",
@@ -269,10 +283,11 @@ COMPLAINTS = [
     "karat.server.anthropic.requests:1: karat.server.openai.requests is nothing for server/anthropic",
     "karat.server.asking.asked:1: karat.server.answers.subject is nothing for server/asking",
     "karat.server.stray.some:1: server/stray has no row in tests/test_imports.py",
+    "karat.engine.choosing.choice:1: karat.engine.requests.admission is nothing for engine/choosing",
     "karat.text.chat:2: karat.engine.llm is not above text",
     "a circle of imports: karat.cli → karat.server.app → karat.cli",
-    "karat.engine.scheduler: reaches karat.kv.blocks → numpy",
-    "karat.engine.scheduler: reaches karat.batch → numpy",
+    "karat.engine.scheduling.scheduler: reaches karat.kv.blocks → numpy",
+    "karat.engine.scheduling.scheduler: reaches karat.batch → numpy",
     "karat.kv.blocks: reaches numpy",
 ]
 

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "karat"
 NAMES = {
     "engine/llm.py": ["LLM"],
     "engine/async_llm.py": ["AsyncLLM"],
-    "engine/updates.py": ["RequestUpdate", "PromptProgress"],
+    "engine/requests/request_updates.py": ["RequestUpdate", "PromptProgress"],
     "engine/stats.py": ["EngineStats"],
     "text/chat_prompt.py": ["ChatPrompt"],
     "text/tools/events.py": ["ParsedAnswer", "ToolCall"],

@@ -11,8 +11,8 @@ from karat.request import SamplingParams, StructuredOutputs
 if TYPE_CHECKING:
     from karat.engine.async_llm import AsyncLLM
     from karat.engine.llm import LLM
+    from karat.engine.requests.request_updates import PromptProgress, RequestUpdate
     from karat.engine.stats import EngineStats
-    from karat.engine.updates import PromptProgress, RequestUpdate
     from karat.outputs import CompletionOutput, Logprob, RequestOutput, StreamChunk, TokenLogprobs
     from karat.text.chat_prompt import ChatPrompt
     from karat.text.tools.events import ParsedAnswer, ToolCall
@@ -27,8 +27,8 @@ _LAZY = {
     "ParsedAnswer": "karat.text.tools.events",
     "ToolCall": "karat.text.tools.events",
     "EngineStats": "karat.engine.stats",
-    "PromptProgress": "karat.engine.updates",
-    "RequestUpdate": "karat.engine.updates",
+    "PromptProgress": "karat.engine.requests.request_updates",
+    "RequestUpdate": "karat.engine.requests.request_updates",
     **dict.fromkeys(("CompletionOutput", "Logprob", "RequestOutput", "StreamChunk", "TokenLogprobs"), "karat.outputs"),
 }
 

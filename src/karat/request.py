@@ -408,8 +408,8 @@ class Request:
 
     `seed` keys the draws. `end_token_ids` are the model's own, which ignore_eos ignores. Requests of different `salt`
     (tenants, adapters, images beside the tokens) share no blocks of the cache; one without `shares` finds none, and
-    leaves none. Waiting requests are admitted by `priority`, the smaller first, as in vLLM (see karat.engine.scheduler
-    for what it does not do). With `resume` the one choice goes on from there.
+    leaves none. Waiting requests are admitted by `priority`, the smaller first, as in vLLM (for what it does not do see
+    karat.engine.scheduling.scheduler). With `resume` the one choice goes on from there.
     """
 
     request_id: str

@@ -13,7 +13,7 @@ from karat import LLM, SamplingParams
 from karat.cli.conversation import Conversation
 from karat.cli.interrupts import Interrupt
 from karat.cli.prefill import PromptWatch
-from karat.engine.pace import Pace
+from karat.engine.scheduling.step_budget import Pace
 from karat.errors import RequestError, UsageError
 from karat.ops.executor import AtOnce
 from karat.ops.native import unavailable_reason

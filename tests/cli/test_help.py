@@ -17,8 +17,8 @@ import pytest
 from karat import AsyncLLM
 from karat.cli.app import command, joined
 from karat.cli.options import Invocation, LoadOptions, ServeOptions
-from karat.engine.options import Options
-from karat.engine.plan import MAX_STEP_MS
+from karat.engine.model_loading.llm_options import Options
+from karat.engine.model_loading.load_plan import MAX_STEP_MS
 from karat.request import SamplingParams
 from karat.server.settings import Limits, Settings
 from tests.cli.conftest import Karat, environment

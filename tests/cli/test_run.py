@@ -191,7 +191,7 @@ def test_a_fault_in_the_prompt_is_in_the_json(
         if position == 2:
             raise NumericsError("a NaN at position 2")
 
-    monkeypatch.setattr("karat.engine.choice.finite_argmax", fail_at_2)
+    monkeypatch.setattr("karat.engine.choosing.choice.finite_argmax", fail_at_2)
     done = karat_here("run", str(alphabet), "uvwxy", "--prompt-logprobs", "1", "--json")
     assert done.returncode == 10 and "a NaN at position 2" in done.stderr
     answer = json.loads(done.stdout)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.engine.engine import Engine
-from karat.engine.sizes import EngineConfig
-from karat.engine.updates import Gathered, RequestUpdate
+from karat.engine.engine_config import EngineConfig
+from karat.engine.requests.request_updates import Gathered, RequestUpdate
 from karat.ops.executor import Pending, Runner
 from karat.outputs import RequestOutput, StreamChunk
 from karat.request import Request, SamplingParams

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from karat.engine.scheduler import Chunk, Scheduler
-from karat.engine.sequence import Sequence
+from karat.engine.scheduling.scheduler import Chunk, Scheduler
+from karat.engine.scheduling.sequence import Sequence
 from karat.kv.blocks import BlockPool
 from karat.kv.sizes import GroupSize
 

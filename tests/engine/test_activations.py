@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from karat import LLM, AsyncLLM, SamplingParams
 from karat.config import embedded_model_path
-from karat.engine.loading import Preparation
+from karat.engine.model_running import Preparation
 from karat.errors import ExecutorError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config

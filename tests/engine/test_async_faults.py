@@ -17,7 +17,8 @@ import pytest
 
 from karat import AsyncLLM, SamplingParams
 from karat.children import starter
-from karat.engine import async_engine, async_process
+from karat.engine.remote import client as async_engine
+from karat.engine.remote import process as async_process
 from karat.errors import EngineDiedError, UsageError
 from karat.ops.native import unavailable_reason
 from karat.receipts import fingerprint
@@ -150,7 +151,7 @@ def test_the_death_of_a_rank_is_the_engines(sent: signal.Signals) -> None:
 
 WORKER = """
 import time
-from karat.engine import async_worker
+from karat.engine.remote import worker as async_worker
 from karat.engine.engine import Engine
 
 advance = Engine.advance

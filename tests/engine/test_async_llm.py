@@ -1,7 +1,7 @@
 """AsyncLLM gives what LLM gives: outputs, streams, prompts, tokens, errors. Its engine is a process, started once.
 
-Covers: karat.engine.async_engine, karat.engine.async_messages, karat.engine.async_opening,
-karat.engine.async_process, karat.engine.async_worker.
+Covers: karat.engine.remote.client, karat.engine.remote.messages, karat.engine.remote.opening,
+karat.engine.remote.process, karat.engine.remote.worker.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import pytest
 import karat
 from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
 from karat.checkpoint import Weight
-from karat.engine.updates import PromptProgress, RequestUpdate
+from karat.engine.requests.request_updates import PromptProgress, RequestUpdate
 from karat.errors import CapacityError, CheckpointError, KaratError, RequestError, UsageError
 from karat.receipts import fingerprint as fingerprint_module
 from tests.engine.tiny import write_model

@@ -1,6 +1,6 @@
 """The engine on the fake model: what comes out of requests, however they are batched, cut and preempted.
 
-Covers: karat.engine.readers, karat.engine.sizes.
+Covers: karat.engine.choosing.logits_readers, karat.engine.engine_config.
 """
 
 from typing import Any
@@ -149,7 +149,7 @@ def test_choices_end_one_by_one() -> None:
 
 
 def test_prompt_logprobs_are_those_of_the_models_logits() -> None:
-    from karat.engine.logprobs import token_logprobs
+    from karat.engine.choosing.logprobs import token_logprobs
 
     engine, model = make_engine(max_num_batched_tokens=8)
     prompt = bytes(range(40, 63))
@@ -184,7 +184,7 @@ def test_prompt_logits_are_made_once_for_all_choices() -> None:
 
 
 def test_prompt_logits_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("karat.engine.sizes.PROMPT_LOGITS_BYTES", 5 * 258 * 4)
+    monkeypatch.setattr("karat.engine.engine_config.PROMPT_LOGITS_BYTES", 5 * 258 * 4)
     engine, model = make_engine()
     whole = run(engine, request("a", bytes(30), prompt_logprobs=1, max_tokens=2))["a"]
     assert max(len(batch.logit_rows) for batch in model.batches) == 5

@@ -1,6 +1,6 @@
 """How far a prompt is, and what an output says of its seed and of what was found in the cache.
 
-Covers: karat.engine.updates.
+Covers: karat.engine.requests.request_updates.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.engine.updates import PromptProgress
+from karat.engine.requests.request_updates import PromptProgress
 from karat.errors import RequestError
 from karat.request import Request
 from tests.engine.tiny import tokens

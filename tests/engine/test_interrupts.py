@@ -243,7 +243,7 @@ def test_who_waits_for_what_is_gone_is_told(small: LLM) -> None:
 
 @pytest.mark.parametrize("where", ["choose", "token_logprobs", "push", "stop"])
 def test_what_fails_in_one_choice_ends_that_one_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from karat.engine import choice as module
+    from karat.engine.choosing import choice as module
 
     places: dict[str, tuple[Any, str]] = {
         "choose": (module, "choose"),

@@ -3,7 +3,7 @@
 Tolerances: float64 logits 1e-10, float32 logits 1e-4, of values of deviation above 1: NumPy's matrix products round
 differently for other numbers of rows. Tokens must be the same.
 
-Covers: karat.engine.options.
+Covers: karat.engine.model_loading.llm_options.
 """
 
 import os
@@ -213,8 +213,8 @@ def test_continuing_a_text_imports_what_that_needs() -> None:
     """No template engine, no ranks, no peers: a model of 0.5B should answer a second after its process started."""
     code = (
         "import sys; from karat.cli import main; main(['run', 'Once', '--max-tokens', '1', '-q']); "
-        "print(sorted({'jinja2', 'karat.ranks.processes', 'karat.engine.parallel', 'karat.check', 'karat.bench', "
-        "'huggingface_hub', 'torch', 'asyncio'} & set(sys.modules)), file=sys.stderr)"
+        "print(sorted({'jinja2', 'karat.ranks.processes', 'karat.engine.ranks.rank_model', 'karat.check', "
+        "'karat.bench', 'huggingface_hub', 'torch', 'asyncio'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"

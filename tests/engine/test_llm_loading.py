@@ -1,6 +1,6 @@
 """What LLM is told when a model is loaded: arguments, what is no model, and the size of the cache.
 
-Covers: karat.engine.loading, karat.engine.plan, karat.models.opening.
+Covers: karat.engine.model_running, karat.engine.model_loading.load_plan, karat.models.opening.
 """
 
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 from karat import LLM
 from karat.checkpoint import open_folder
-from karat.engine.cache_size import LIST_BYTES
+from karat.engine.model_loading.cache_size import LIST_BYTES
 from karat.errors import CapacityError, CheckpointError, ConfigError, ExecutorError, UsageError
 from karat.models.registry import find_weights, read_config
 from karat.ops import registry
@@ -118,11 +118,11 @@ def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch
     weight_bytes = sum(ops.bytes_of(w.dtype, w.shape) for w in {weight.name: weight for weight in weights}.values())
     other_bytes = weight_bytes + table_bytes(8, 128, 4)
     monkeypatch.setattr(
-        "karat.engine.cache_size.available_bytes", lambda: other_bytes + 100 * (block_bytes + LIST_BYTES)
+        "karat.engine.model_loading.cache_size.available_bytes", lambda: other_bytes + 100 * (block_bytes + LIST_BYTES)
     )
     assert LLM(folder, executor="reference").engine.config.num_blocks == 40, "rather than 128"
     monkeypatch.setattr(
-        "karat.engine.cache_size.available_bytes", lambda: other_bytes + 10 * (block_bytes + LIST_BYTES)
+        "karat.engine.model_loading.cache_size.available_bytes", lambda: other_bytes + 10 * (block_bytes + LIST_BYTES)
     )
     with pytest.raises(CapacityError, match=r"room for 64 tokens \(40% of the 40\.5 KiB of memory that are available"):
         LLM(folder, executor="reference")
@@ -130,7 +130,7 @@ def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("karat.engine.plan.available_bytes", lambda: 1000)
+    monkeypatch.setattr("karat.engine.model_loading.load_plan.available_bytes", lambda: 1000)
     monkeypatch.setattr("karat.models.registry.Decoder", None)  # nothing is built
     with pytest.raises(CapacityError, match=r"the weights take .* and 1\.0 KiB are available"):
         LLM(folder)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import karat.engine.choice
+import karat.engine.choosing.choice
 from karat import LLM, SamplingParams
 from karat.errors import UsageError
 from karat.ops.native import unavailable_reason
@@ -54,13 +54,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     """Every row of logits that a token is chosen by, under request's seed, choice and all tokens before."""
     seen: Rows = {}
-    choose = karat.engine.choice.choose
+    choose = karat.engine.choosing.choice.choose
 
     def watched(row: Any, params: Any, *, token_ids: Any, seed: int, choice: int, **rest: Any) -> int:
         seen[seed, choice, tuple(token_ids)] = row.copy()
         return choose(row, params, token_ids=token_ids, seed=seed, choice=choice, **rest)
 
-    monkeypatch.setattr(karat.engine.choice, "choose", watched)
+    monkeypatch.setattr(karat.engine.choosing.choice, "choose", watched)
     return seen
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.engine.updates import PromptProgress
+from karat.engine.requests.request_updates import PromptProgress
 from karat.errors import RequestError
 from karat.ops.executor import AtOnce
 from karat.ops.native import unavailable_reason

@@ -1,6 +1,6 @@
 """Several threads with one LLM, and an LLM that is closed.
 
-Covers: karat.engine.turns.
+Covers: karat.engine.shared_engine.
 """
 
 from collections.abc import Callable

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import karat.engine.plan
+import karat.engine.model_loading.load_plan
 from karat import LLM, RequestOutput, SamplingParams
-from karat.engine.sizes import EngineConfig
+from karat.engine.engine_config import EngineConfig
 from karat.kv.blocks import BlockPool
 from karat.kv.cache import cache_specs
 from karat.kv.groups import CacheGroup, Keys
@@ -66,7 +66,9 @@ def executor(request: pytest.FixtureRequest) -> str:
 def expected(folder: Path, executor: str) -> list[Any]:
     """The answers of an engine that gives nothing back: all layers are one group without a window."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(karat.engine.plan, "groups_of", lambda keeps: (CacheGroup(Keys(1, 1, 1, None), ()),))
+        patch.setattr(
+            karat.engine.model_loading.load_plan, "groups_of", lambda keeps: (CacheGroup(Keys(1, 1, 1, None), ()),)
+        )
         with load(folder, executor) as llm:
             assert llm.engine.config.windows == (None,)
             return answers(llm.generate(PROMPTS, PARAMS))

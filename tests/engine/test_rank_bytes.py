@@ -14,7 +14,7 @@ import pytest
 
 from karat.checkpoint.slices import part_bytes
 from karat.config import ModelConfig
-from karat.engine.parallel import ParallelModel
+from karat.engine.ranks.rank_model import ParallelModel
 from karat.kv.groups import Keys
 from karat.models.cut_units import cut_units
 from karat.models.degrees import working_degrees

@@ -1,6 +1,6 @@
 """What happens when ranks die, stop or hang, and when who started them does: a clear error, and nothing left behind.
 
-Covers: karat.engine.rank, karat.engine.rank_messages.
+Covers: karat.engine.ranks.rank, karat.engine.ranks.messages.
 """
 
 import contextlib
@@ -338,7 +338,7 @@ def test_a_rank_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         ranks.exchange([b"", b""])
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
     with pytest.raises(RankError, match="only 0 of 2 ranks could be started"):
-        Ranks("karat.engine.rank", 2, [0])
+        Ranks("karat.engine.ranks.rank", 2, [0])
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -346,7 +346,7 @@ def test_a_rank_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     before = descriptors()
     monkeypatch.setattr("threading.Thread.start", refuse)
     with pytest.raises(RankError, match=r"only 0 of 2 .* \(Resource temporarily unavailable\); .*ulimit"):
-        Ranks("karat.engine.rank", 2, [0])
+        Ranks("karat.engine.ranks.rank", 2, [0])
     assert opened_since(before) == []
 
 
@@ -357,8 +357,8 @@ def test_without_the_extension_there_are_no_ranks(folder: Path, monkeypatch: pyt
 
 
 def test_a_bug_in_a_rank_is_told_with_its_traceback(folder: Path) -> None:
-    from karat.engine.parallel import ParallelModel
-    from karat.engine.rank_messages import Done, Step
+    from karat.engine.ranks.messages import Done, Step
+    from karat.engine.ranks.rank_model import ParallelModel
     from karat.models.registry import read_config
     from tests.support import parallel
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.engine import parallel as under_test
-from karat.engine.parallel import ParallelModel
+from karat.engine.ranks import rank_model as under_test
+from karat.engine.ranks.rank_model import ParallelModel
 from karat.errors import RankError
 from karat.ops.native import unavailable_reason
 from karat.ranks.processes import Patience, Ranks
@@ -46,11 +46,11 @@ def main(arguments):
                 pass
         connection.send(message)
 """
-# As karat.engine.rank's, but for one of them.
+# As karat.engine.ranks.rank's, but for one of them.
 BROKEN = """
 import time
-from karat.engine.rank import Rank, serve
-from karat.engine.rank_messages import Load, Step
+from karat.engine.ranks.rank import Rank, serve
+from karat.engine.ranks.messages import Load, Step
 
 class Broken(Rank):
     def do(self, command):

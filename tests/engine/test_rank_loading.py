@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.engine.parallel import ParallelModel
+from karat.engine.ranks.rank_model import ParallelModel
 from karat.errors import CapacityError, KaratError, RankError
 from karat.machine.cores import num_physical_cores
 from karat.models.registry import read_config
@@ -24,13 +24,13 @@ if sys.platform != "linux":
     pytest.skip("limits are set as Linux has them", allow_module_level=True)
 
 SHAPE = {"hidden_size": 72, "num_attention_heads": 12, "intermediate_size": 50, "vocab_size": 20_000}
-# As karat.engine.rank's; rank 1 does something before it loads the first time.
+# As karat.engine.ranks.rank's; rank 1 does something before it loads the first time.
 LIMITED = """
 import os, resource
 import msgspec
 from pathlib import Path
-from karat.engine import rank as plain
-from karat.engine.rank_messages import Load
+from karat.engine.ranks import rank as plain
+from karat.engine.ranks.messages import Load
 
 class Limited(plain.Rank):
     loads = 0

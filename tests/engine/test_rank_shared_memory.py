@@ -42,7 +42,7 @@ def test_no_room_for_shared_memory(folder: Path) -> None:
 
 def test_more_shared_memory_than_there_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 4 million tokens, of which nothing is taken."""
-    monkeypatch.setattr("karat.engine.parallel.available_bytes", lambda: 1 << 30)
+    monkeypatch.setattr("karat.engine.ranks.rank_model.available_bytes", lambda: 1 << 30)
     with pytest.raises(CapacityError, match=r"need \d{10} bytes of shared memory, and 1073741824 are available"):
         LLM(folder, tensor_parallel_size=2, threads=1, max_num_batched_tokens=1 << 22)
 

@@ -10,10 +10,10 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from karat import LLM, SamplingParams, StructuredOutputs
-from karat.engine.async_messages import Add
-from karat.engine.choice import Choice
+from karat.engine.choosing.choice import Choice
 from karat.engine.engine import Engine
-from karat.engine.updates import RequestUpdate
+from karat.engine.remote.messages import Add
+from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import OtherContractError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.receipt import sealed

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 import karat
 from karat import LLM, SamplingParams
-from karat.engine.pace import StepBudget
-from karat.engine.scheduler import Chunk
+from karat.engine.scheduling.scheduler import Chunk
+from karat.engine.scheduling.step_budget import StepBudget
 from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from karat.checkpoint.slices import block_of, cut_block
 from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import LayerShape, ModelConfig
-from karat.engine.loading import Preparation
+from karat.engine.model_running import Preparation
 from karat.layers.shards import Cut, CutUnits
 from karat.models.cut_units import cut_units
 from karat.models.decoder import rank_specs, weight_specs

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from karat.config import embedded_model_path
-from karat.engine.loading import Preparation
+from karat.engine.model_running import Preparation
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config
 from karat.ops.api import Linear, Op

@@ -16,7 +16,7 @@ import pytest
 import karat
 from karat import LLM
 from karat.checkpoint import Weight
-from karat.engine.loading import Preparation
+from karat.engine.model_running import Preparation
 from karat.errors import UsageError
 from karat.receipts import Fingerprint, fingerprint
 from karat.receipts.fingerprint import _Pace, merkle_root

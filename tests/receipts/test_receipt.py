@@ -1,7 +1,7 @@
 """Receipts are made, verified, and refuted, whichever of their members is changed.
 
 Covers: karat.receipts.receipt, karat.receipts.making, karat.receipts.verdict,
-karat.engine.verifying.
+karat.engine.receipts.verifying.
 """
 
 import json

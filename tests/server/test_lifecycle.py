@@ -142,7 +142,7 @@ def test_a_rank_that_dies_is_an_engine_that_dies() -> None:
         before = server.text(temperature=0, max_tokens=8).json["choices"]
         connection = streaming(server)
         engine = engine_of(server)
-        rank = next(pid for pid in descendants(engine) if b"karat.engine.rank" in command_of(pid))
+        rank = next(pid for pid in descendants(engine) if b"karat.engine.ranks.rank" in command_of(pid))
         os.kill(rank, signal.SIGKILL)
         assert b'"code":"engine_died"' in everything(connection)
         server.until(lambda: server.ask("/ready").status == 200)

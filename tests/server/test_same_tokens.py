@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from karat import LLM, AsyncLLM, SamplingParams
-from karat.engine.scheduler import Scheduler
-from karat.engine.sequence import Sequence
+from karat.engine.scheduling.scheduler import Scheduler
+from karat.engine.scheduling.sequence import Sequence
 from tests.server.conftest import SOURCE, Running, serving
 from tests.server.test_lifecycle import engine_of, needs_proc
 

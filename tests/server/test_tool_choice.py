@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat import LLM, SamplingParams
-from karat.engine.tool_use import calling
+from karat.engine.requests.tool_calls import calling
 from karat.server.answers.preparing import prepare
 from karat.server.bodies import judge
 from karat.server.fields import CHAT, COUNT, INPUT_TOKENS, MESSAGES, RESPONSES, fields_of

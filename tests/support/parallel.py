@@ -16,10 +16,10 @@ from karat.checkpoint.overrides import NO_OVERRIDES
 from karat.config import FloatName
 from karat.convert.metadata import model_pairs
 from karat.engine.engine import Engine
-from karat.engine.loading import open_runner
-from karat.engine.parallel import ParallelModel
-from karat.engine.rank_messages import Load
-from karat.engine.sizes import EngineConfig
+from karat.engine.engine_config import EngineConfig
+from karat.engine.model_running import open_runner
+from karat.engine.ranks.messages import Load
+from karat.engine.ranks.rank_model import ParallelModel
 from karat.kv.blocks import BLOCK_SIZE
 from karat.models.decoder import weight_specs
 from karat.models.families import FAMILIES

@@ -3,7 +3,7 @@
 import sys
 
 from karat.cli import main
-from karat.engine import async_process
+from karat.engine.remote import process as async_process
 
 if __name__ == "__main__":
     async_process.MODULE = "tests.support.scripted_worker"

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from karat.engine import async_worker
+from karat.engine.remote import worker as async_worker
 from tests.support.scripted import Scripted
 
 
 def main(arguments: Sequence[str]) -> None:
-    """As karat.engine.async_worker.main."""
+    """As karat.engine.remote.worker.main."""
     opened = async_worker._opened
 
     def scripted(line: async_worker._Line) -> async_worker.LLM:

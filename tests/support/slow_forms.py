@@ -1,8 +1,8 @@
-"""Forms whose compiling waits for a gate: what a form costs that takes long to compile."""
+"""GrammarCache whose compiling waits for a gate: what a form costs that takes long to compile."""
 
 from threading import Event, Lock
 
-from karat.engine.forms import Forms
+from karat.engine.requests.grammar_cache import GrammarCache
 from karat.request import StructuredOutputs
 from karat.text.grammar import Grammar, GrammarCompiler
 from karat.text.tokenizer import Tokenizer
@@ -22,7 +22,7 @@ class SlowForms:
         self.most = self._now = 0
         self._lock = Lock()
         self._compiler = GrammarCompiler(tokenizer, vocab_size)
-        self.forms = Forms(lambda: self._compile, limit_s)
+        self.forms = GrammarCache(lambda: self._compile, limit_s)
 
     def _compile(self, form: StructuredOutputs) -> Grammar:
         with self._lock:

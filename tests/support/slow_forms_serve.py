@@ -4,13 +4,13 @@ import sys
 import time
 
 from karat.cli import main
-from karat.engine.forms import Forms
+from karat.engine.requests.grammar_cache import GrammarCache
 from karat.request import StructuredOutputs
 from karat.text.grammar import Grammar, GrammarCompiler
 from karat.text.tokenizer import Tokenizer
 
 
-def slow_forms(tokenizer: Tokenizer, vocab_size: int) -> Forms:
+def slow_forms(tokenizer: Tokenizer, vocab_size: int) -> GrammarCache:
     compiler = GrammarCompiler(tokenizer, vocab_size)
 
     def compiled(form: StructuredOutputs) -> Grammar:
@@ -18,9 +18,9 @@ def slow_forms(tokenizer: Tokenizer, vocab_size: int) -> Forms:
             time.sleep(3)
         return compiler.compile(form)
 
-    return Forms(lambda: compiled, 1.0)
+    return GrammarCache(lambda: compiled, 1.0)
 
 
 if __name__ == "__main__":
-    Forms.of = slow_forms  # type: ignore[assignment]
+    GrammarCache.of = slow_forms  # type: ignore[assignment]
     sys.exit(main())

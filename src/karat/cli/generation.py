@@ -14,7 +14,7 @@ from karat.errors import CheckpointError, ConfigError, HubError, KaratError, Tok
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
-    from karat.engine.updates import PromptProgress
+    from karat.engine.requests.request_updates import PromptProgress
     from karat.outputs import StreamChunk
     from karat.request import SamplingParams
     from karat.text import ChatPrompt

@@ -150,7 +150,7 @@ def _gguf_facts(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
 
 
 def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, Any]:
-    from karat.engine.defaults import read_defaults, turn_end_ids
+    from karat.engine.model_loading.defaults import read_defaults, turn_end_ids
     from karat.text import Tokenizer
 
     tokenizer = Tokenizer.of(checkpoint)

@@ -30,7 +30,7 @@ def table(
     from karat.check.model.checked import open_model
     from karat.check.session import widths
     from karat.config import FLOAT_BYTES
-    from karat.engine.options import Options
+    from karat.engine.model_loading.llm_options import Options
     from karat.text import Tokenizer
 
     if against != "float64":

@@ -8,7 +8,7 @@ from karat.cli.interrupts import Interrupt
 from karat.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from karat.engine.updates import PromptProgress
+    from karat.engine.requests.request_updates import PromptProgress
 
 _SHOWN_AFTER_S = 0.5
 

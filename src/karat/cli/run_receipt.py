@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def settle_seed(task: Task) -> None:
     """Give a request without a seed the one that an LLM with seed 0 derives for its first request."""
-    from karat.engine.sampler import derived_seed
+    from karat.engine.choosing.sampler import derived_seed
 
     if task.params.seed is None:
         task.params = replace(task.params, seed=derived_seed(0, 0))
@@ -36,8 +36,8 @@ class Gathered:
     def write(self, task: Task, path: Path, *, signer: "Signer | None", digests_only: bool) -> None:
         """Write the receipts. Raises ReceiptError for a choice that failed, OutputError for a file."""
         from karat.checkpoint.files import whole_file
-        from karat.engine.admission import resolve_max_tokens
-        from karat.engine.choice import completion_of
+        from karat.engine.choosing.choice import completion_of
+        from karat.engine.requests.admission import resolve_max_tokens
         from karat.receipts.making import receipt_of
 
         request, fingerprint = _request(task), task.llm.fingerprint()

@@ -11,24 +11,24 @@ from typing import Any, Self
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
 from karat.config import Activations, embedded_model_path
-from karat.engine.admission import Admission
-from karat.engine.async_engine import AsyncEngine, write_logs
-from karat.engine.async_messages import Open
-from karat.engine.async_opening import RequestOpener, RequestOptions
-from karat.engine.async_process import EngineProcess
-from karat.engine.comparing import comparison
-from karat.engine.forms import Forms
-from karat.engine.intake import Intake, Message, Prompt, chat_options, plain_ids, prompts_in
+from karat.engine.choosing.sampler import SAMPLER_VERSION
 from karat.engine.llm import LLM, idleness
-from karat.engine.loading import Preparation
-from karat.engine.options import Options
-from karat.engine.sampler import SAMPLER_VERSION
+from karat.engine.model_loading.llm_options import Options
+from karat.engine.model_loading.tokenizer_loading import TokenizerLoading
+from karat.engine.model_running import Preparation
+from karat.engine.receipts.comparing import comparison
+from karat.engine.receipts.verifying import ReceiptWish, verifying
+from karat.engine.remote.client import AsyncEngine, write_logs
+from karat.engine.remote.messages import Open
+from karat.engine.remote.opening import RequestOpener, RequestOptions
+from karat.engine.remote.process import EngineProcess
+from karat.engine.requests.admission import Admission
+from karat.engine.requests.grammar_cache import GrammarCache
+from karat.engine.requests.request_making import Message, Prompt, RequestMaker, chat_options, plain_ids, prompts_in
+from karat.engine.requests.request_updates import RequestUpdate
+from karat.engine.requests.tool_calls import calling, parsed
+from karat.engine.requests.vllm_arguments import settle_constructor
 from karat.engine.stats import EngineStats
-from karat.engine.text_side import TextSide
-from karat.engine.tool_use import calling, parsed
-from karat.engine.updates import RequestUpdate
-from karat.engine.verifying import ReceiptWish, verifying
-from karat.engine.vllm_arguments import settle_constructor
 from karat.errors import KaratError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
@@ -84,7 +84,7 @@ class AsyncLLM:
         try:
             checkpoint = open_model(self.path, opening.overrides)
             self.config = read_config(checkpoint.config)
-            text_side = TextSide(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
+            text_side = TokenizerLoading(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
             stored = Stored(
                 config=self.config,
                 checkpoint=checkpoint,
@@ -111,9 +111,9 @@ class AsyncLLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.end_token_ids = defaults.end_token_ids
-        self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
+        self._intake = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
         # What the engine would refuse is refused here, before it is queued.
-        self.admission = Admission(ready.sizes, Forms.of(self.tokenizer, self.vocab_size))
+        self.admission = Admission(ready.sizes, GrammarCache.of(self.tokenizer, self.vocab_size))
         self._dialect: Dialect | None = None
         self._engine = AsyncEngine(
             opening,

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from karat.engine.admission import Admission
-from karat.engine.choice import Choice
-from karat.engine.forms import Forms
-from karat.engine.pace import UNBOUNDED, Pace, StepBudget
-from karat.engine.readers import LogitsReader, LogitsTarget, Reader
-from karat.engine.replay import ReplayReader
-from karat.engine.scheduler import Chunk, Scheduler, work_of
-from karat.engine.sequence import Sequence
-from karat.engine.sizes import EngineConfig
+from karat.engine.choosing.bad_words import words_of
+from karat.engine.choosing.choice import Choice
+from karat.engine.choosing.logits_readers import LogitsReader, LogitsTarget, Reader
+from karat.engine.choosing.replay_reader import ReplayReader
+from karat.engine.engine_config import EngineConfig
+from karat.engine.requests.admission import Admission
+from karat.engine.requests.grammar_cache import GrammarCache
+from karat.engine.requests.request_updates import Entry, PromptProgress, RequestUpdate
+from karat.engine.scheduling.batch_building import build_batch
+from karat.engine.scheduling.scheduler import Chunk, Scheduler, work_of
+from karat.engine.scheduling.sequence import Sequence
+from karat.engine.scheduling.step_budget import UNBOUNDED, Pace, StepBudget
 from karat.engine.stats import EngineStats
-from karat.engine.step import build_batch
-from karat.engine.updates import Entry, PromptProgress, RequestUpdate
-from karat.engine.words import words_of
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
 from karat.ops.executor import Pending, Rows, Runner
@@ -54,9 +54,9 @@ class _Step:
 class Engine:
     """Continuous batching over one model. Not thread-safe: one thread uses an engine at a time.
 
-    `run` computes batches (see karat.engine.step.model_runner). It may be replaced between steps, for example by one
-    that watches it. Every choice of a request ends with exactly one finish reason, and then its blocks are free. A
-    forward pass that raises changes nothing: its sequences can be stepped again or aborted.
+    `run` computes batches (see karat.engine.model_running.model_runner). It may be replaced between steps, for example
+    by one that watches it. Every choice of a request ends with exactly one finish reason, and then its blocks are free.
+    A forward pass that raises changes nothing: its sequences can be stepped again or aborted.
 
     Where steps overlap (EngineConfig.overlaps_steps), one step is computed while the next one is made of other
     sequences, and while the one before it is read. So a call may return without news of the step that it began.
@@ -72,7 +72,7 @@ class Engine:
         tokenizer: Tokenizer,
         config: EngineConfig,
         clock: Callable[[], float] = perf_counter,
-        forms: Forms | None = None,
+        forms: GrammarCache | None = None,
     ) -> None:
         """`clock` gives seconds. The time of steps decides how much of a prompt the next ones compute.
 
@@ -96,7 +96,7 @@ class Engine:
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._in_flight: _Step | None = None  # the step before, where steps overlap
         self._half_done = False  # whether a change is under way, or was when an interrupt came
-        self.admission = Admission(config, Forms.of(tokenizer, config.vocab_size) if forms is None else forms)
+        self.admission = Admission(config, GrammarCache.of(tokenizer, config.vocab_size) if forms is None else forms)
 
     @property
     def has_work(self) -> bool:

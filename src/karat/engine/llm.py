@@ -15,18 +15,26 @@ from numpy.typing import NDArray
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
 from karat.config import Activations, FloatName, embedded_model_path
-from karat.engine.defaults import end_hint
+from karat.engine.choosing.logits_readers import LogitsTarget
+from karat.engine.choosing.sampler import SAMPLER_VERSION
 from karat.engine.engine import Engine
-from karat.engine.intake import Intake, Message, Prompt, chat_options, conversations_in, plain_ids, prompts_in
-from karat.engine.loading import Preparation
-from karat.engine.options import GenerationSource, Options, Quantization
-from karat.engine.plan import plan_load
-from karat.engine.readers import LogitsTarget
-from karat.engine.sampler import SAMPLER_VERSION
-from karat.engine.text_side import TextSide
-from karat.engine.turns import Turns
-from karat.engine.updates import PromptProgress
-from karat.engine.vllm_arguments import advice_on_method, refuse, settle_constructor
+from karat.engine.model_loading.defaults import end_hint
+from karat.engine.model_loading.llm_options import GenerationSource, Options, Quantization
+from karat.engine.model_loading.load_plan import plan_load
+from karat.engine.model_loading.tokenizer_loading import TokenizerLoading
+from karat.engine.model_running import Preparation
+from karat.engine.requests.request_making import (
+    Message,
+    Prompt,
+    RequestMaker,
+    chat_options,
+    conversations_in,
+    plain_ids,
+    prompts_in,
+)
+from karat.engine.requests.request_updates import PromptProgress
+from karat.engine.requests.vllm_arguments import advice_on_method, refuse, settle_constructor
+from karat.engine.shared_engine import SharedEngine
 from karat.errors import CapacityError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
@@ -38,10 +46,10 @@ from karat.request import Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
-    from karat.engine.async_engine import AsyncEngine
-    from karat.engine.comparing import Compare
-    from karat.engine.parallel import ParallelModel
-    from karat.engine.verifying import Answered, ReceiptWish, Replay
+    from karat.engine.ranks.rank_model import ParallelModel
+    from karat.engine.receipts.comparing import Compare
+    from karat.engine.receipts.verifying import Answered, ReceiptWish, Replay
+    from karat.engine.remote.client import AsyncEngine
     from karat.receipts.comparison import Comparison, Parting
     from karat.receipts.receipt import Receipt
     from karat.receipts.verdict import Verdict
@@ -71,7 +79,7 @@ class LLM:
       need for as many contexts.
     - enable_prefix_caching: keeps computed blocks, while there is room, for prompts with the same first tokens.
     - generation_config: "auto" takes default sampling from the model's generation_config.json (see
-      karat.engine.defaults), "none" takes SamplingParams(). End tokens are the model's in both cases.
+      karat.engine.model_loading.defaults), "none" takes SamplingParams(). End tokens are the model's in both cases.
     - quantize: "q8_0" or "q4_0" quantises matrices while loading, to the same blocks as a converted file.
     - threads: of the native executor. None is one for each physical core, or a rank's share of the cores.
     - guard: runs op by op and ends a request at its first impossible result, with the op's name (karat.ops.guard). It
@@ -161,7 +169,7 @@ class LLM:
         checkpoint = _opened(model, overrides)
         self.path = checkpoint.path
         self.config = read_config(checkpoint.config)
-        text_side = TextSide(checkpoint, self.config, tokenizer, generation_config)
+        text_side = TokenizerLoading(checkpoint, self.config, tokenizer, generation_config)
         plan = self.plan = plan_load(checkpoint, self.config, ops, options)
         self.max_model_len, self.kv_dtype = plan.sizes.max_model_len, plan.kv_dtype
         self.executor, self.dtype, self.activations = ops.executor, ops.dtype, plan.activations
@@ -194,8 +202,8 @@ class LLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.engine = Engine(run, self.tokenizer, plan.sizes)
-        self._turns = Turns(self.engine)
-        self._intake = Intake(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
+        self._turns = SharedEngine(self.engine)
+        self._intake = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         prepare = Preparation(quantize, quiet=True)
         stored = Stored(
             config=self.config, checkpoint=checkpoint, prepare=prepare, tokenizer=lambda: text_side.result()[0]
@@ -356,7 +364,7 @@ class LLM:
         is generated anew. Raises OtherContractError if the model or its rules are others than the receipt's,
         ReceiptError for a prompt that is missing, and errors of computing.
         """
-        from karat.engine.verifying import verifying
+        from karat.engine.receipts.verifying import verifying
 
         begun = perf_counter()
         self._turns.require_open()
@@ -372,7 +380,7 @@ class LLM:
         `comparable`, but for the receipt's own, can), ReceiptError for a receipt that has only digests, was changed, or
         is not what its own activations give, OtherContractError for one of another model, and errors of computing.
         """
-        from karat.engine.comparing import comparison
+        from karat.engine.receipts.comparing import comparison
 
         begun = perf_counter()
         self._turns.require_open()
@@ -433,7 +441,7 @@ class LLM:
         form. Calls that must come, and those of tools that are `strict`, keep to the schemas of their tools. Without
         parallel_tool_calls there is one call at most. The same as over HTTP, token for token. Raises RequestError.
         """
-        from karat.engine.tool_use import calling
+        from karat.engine.requests.tool_calls import calling
 
         params = sampling_params or self.default_params_after(len(prompt.token_ids))
         how: dict[str, Any] = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
@@ -446,7 +454,7 @@ class LLM:
 
         calls_alone: it is either calls or of a form, in which nothing is a call.
         """
-        from karat.engine.tool_use import parsed
+        from karat.engine.requests.tool_calls import parsed
 
         return parsed(output, self._intake.dialect, self.tokenizer, tools, calls_alone=calls_alone)
 
@@ -541,7 +549,7 @@ class LLM:
     def _outputs(self, requests: Sequence[Request], receipt: "ReceiptWish", *, use_tqdm: bool) -> list[RequestOutput]:
         if receipt is False:
             return self._turns.run(requests, show_progress=use_tqdm)
-        from karat.engine.verifying import check_wish, with_receipts
+        from karat.engine.receipts.verifying import check_wish, with_receipts
 
         check_wish(receipt)
         self._fingerprinting.begin()
@@ -561,7 +569,7 @@ class LLM:
 
     def _result(self, steps: Generator[Any, Any, Any]) -> Any:
         """The result of a verification or a comparison."""
-        from karat.engine.verifying import Done, sent
+        from karat.engine.receipts.verifying import Done, sent
 
         asked = sent(steps)
         while not isinstance(asked, Done):
@@ -569,8 +577,8 @@ class LLM:
         return asked.result
 
     def _answered(self, asked: "Replay | Compare") -> "Answered | Parting | None":
-        from karat.engine.comparing import Compare, comparing
-        from karat.engine.verifying import Answered
+        from karat.engine.receipts.comparing import Compare, comparing
+        from karat.engine.receipts.verifying import Answered
 
         if isinstance(asked, Compare):
             return self._turns.between(comparing(self.engine_beside, asked, is_alone=lambda: not self.engine.has_work))

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
-from karat.engine.updates import RequestUpdate
+from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.answers.preparing import Prepared, prepare, prepare_texts

@@ -6,7 +6,7 @@ from typing import Protocol as Shape
 
 import msgspec
 
-from karat.engine.updates import RequestUpdate
+from karat.engine.requests.request_updates import RequestUpdate
 from karat.server.answers.subject import Subject
 from karat.server.asking.asked import ChatRequest, TextRequest
 from karat.server.errors import ApiError

@@ -24,7 +24,7 @@ from karat.check.session.same_bits import invariance_of
 from karat.check.trace.format import Trace
 from karat.check.trace.reading import read_trace
 from karat.check.trace.selection import Selection
-from karat.engine.parallel import ParallelModel
+from karat.engine.ranks.rank_model import ParallelModel
 from karat.models.registry import build
 from karat.ops.native import NativeOps, unavailable_reason
 from tests.support import parallel
@@ -180,7 +180,7 @@ def test_a_mistake_in_the_ranks_is_found_and_blamed(
 @pytest.fixture(scope="module")
 def right(model: CheckedModel) -> tuple[Trace, Trace, list[tuple[HeldPart, ...]]]:
     """One process' trace, two ranks' and what these hold."""
-    from karat.engine.rank_messages import Load
+    from karat.engine.ranks.messages import Load
 
     tokens = tuple(range(5, 17))
     control = build(model.config, NativeOps(threads=1), model.checkpoint, num_positions=len(tokens))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from karat import LLM
 from karat.check.session.perplexity import perplexity, windows
-from karat.engine.readers import LogitsTarget
+from karat.engine.choosing.logits_readers import LogitsTarget
 from tests.engine.tiny import write_model
 
 CHILD = """

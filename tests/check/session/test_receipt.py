@@ -17,7 +17,7 @@ from karat.check.model.checked import CheckedModel, open_model
 from karat.check.record.layer_logits import layer_logits
 from karat.check.session import receipt as receipt_module
 from karat.check.session.receipt import verify_by_reference
-from karat.engine.sampler import choose
+from karat.engine.choosing.sampler import choose
 from karat.errors import OtherContractError, ReceiptError
 from karat.ops.registry import create
 from karat.receipts import Receipt

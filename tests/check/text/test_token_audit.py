@@ -22,7 +22,7 @@ from karat.check.text.chat_audit import audit_chat
 from karat.check.text.token_audit import MARKER, Audit, FileAudit, Stated
 from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
-from karat.engine.defaults import GenerationDefaults, turn_end_ids
+from karat.engine.model_loading.defaults import GenerationDefaults, turn_end_ids
 from karat.text import Tokenizer
 from karat.text.tokenizer_files import TokenizerFiles
 from tests.support.drawn import some

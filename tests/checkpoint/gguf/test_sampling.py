@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from karat.convert import MIXES, convert
-from karat.engine.defaults import GenerationDefaults, read_defaults
+from karat.engine.model_loading.defaults import GenerationDefaults, read_defaults
 from karat.errors import ConfigError
 from karat.models.opening import open_gguf, open_model
 from karat.models.registry import read_config

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat import SamplingParams
-from karat.engine.updates import RequestUpdate
+from karat.engine.requests.request_updates import RequestUpdate
 from karat.outputs import StreamChunk
 from karat.server.answers.subject import Heading, Subject
 from karat.server.answers.tally import Tally

@@ -9,7 +9,7 @@ import numpy as np
 from karat.check.ranks.parallel import shard_faults, shards_of
 from karat.check.ranks.session import ParallelPlan, ParallelSession, ParallelStage
 from karat.check.ranks.verdicts import STAGES
-from karat.engine.parallel import ParallelModel, load_command
+from karat.engine.ranks.rank_model import ParallelModel, load_command
 from karat.errors import ExecutorError, KaratError, RankError
 from karat.models.cut_units import cut_units
 from karat.models.degrees import check_degree

@@ -23,8 +23,8 @@ from karat.check.trace.reading import read_trace
 from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
-from karat.engine.parallel import ParallelModel
-from karat.engine.rank_messages import Done
+from karat.engine.ranks.messages import Done
+from karat.engine.ranks.rank_model import ParallelModel
 from karat.ranks.group import tree_sum
 
 Kind = Literal["loading", "layer", "exchange"]

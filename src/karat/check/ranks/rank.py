@@ -10,8 +10,8 @@ from karat.check.record.executors import Steps, record_model
 from karat.check.trace.selection import Selection
 from karat.check.trace.writing import write_trace
 from karat.config import FloatName
-from karat.engine.rank import Rank, serve
-from karat.engine.rank_messages import Done, Load, Step
+from karat.engine.ranks.messages import Done, Load, Step
+from karat.engine.ranks.rank import Rank, serve
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -48,7 +48,7 @@ class Record(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The entry point of the process, with the arguments of karat.engine.rank's."""
+    """The entry point of the process, with the arguments of karat.engine.ranks.rank's."""
     serve(arguments, CheckedRank)
 
 

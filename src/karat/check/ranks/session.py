@@ -8,8 +8,8 @@ from karat.check.model.checked import CheckedModel
 from karat.check.ranks.parallel import Blame
 from karat.check.ranks.rank import HeldPart
 from karat.config import Activations, FloatName
-from karat.engine.parallel import ParallelModel
-from karat.engine.sizes import EngineConfig
+from karat.engine.engine_config import EngineConfig
+from karat.engine.ranks.rank_model import ParallelModel
 from karat.kv.blocks import BLOCK_SIZE
 from karat.models.registry import Model
 

@@ -17,7 +17,7 @@ from karat.check.session.same_bits import digest
 from karat.check.trace.selection import Selection
 from karat.check.trace.writing import write_trace
 from karat.engine.engine import Engine
-from karat.engine.loading import open_runner
+from karat.engine.model_running import open_runner
 from karat.ops.executor import Executor
 from karat.text.placeholder import placeholder_tokenizer
 

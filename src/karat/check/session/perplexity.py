@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.engine.readers import LogitsTarget
+from karat.engine.choosing.logits_readers import LogitsTarget
 from karat.errors import UsageError
 
 WriteLogits = Callable[[Sequence[int], LogitsTarget], None]  # all logits [tokens, vocab] of a text, to a target

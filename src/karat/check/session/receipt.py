@@ -18,14 +18,14 @@ from karat.check.model.checked import CheckedModel
 from karat.check.record.layer_logits import layer_logits
 from karat.check.trace.format import Array
 from karat.config import Activations, FloatName
-from karat.engine.admission import check_params, resolve_max_tokens
-from karat.engine.choice import Choice
-from karat.engine.defaults import turn_end_ids
-from karat.engine.loading import Preparation
-from karat.engine.sampler import SAMPLER_VERSION
-from karat.engine.sequence import Sequence
-from karat.engine.text_side import TextSide
-from karat.engine.verifying import compared
+from karat.engine.choosing.choice import Choice
+from karat.engine.choosing.sampler import SAMPLER_VERSION
+from karat.engine.model_loading.defaults import turn_end_ids
+from karat.engine.model_loading.tokenizer_loading import TokenizerLoading
+from karat.engine.model_running import Preparation
+from karat.engine.receipts.verifying import compared
+from karat.engine.requests.admission import check_params, resolve_max_tokens
+from karat.engine.scheduling.sequence import Sequence
 from karat.errors import KaratError, ReceiptError
 from karat.ops.registry import create
 from karat.receipts.fingerprint import Computing, Stored, fingerprint
@@ -67,7 +67,7 @@ def verify_by_reference(model: CheckedModel, receipt: Receipt, quantize: str | N
 
 
 def _text_side(model: CheckedModel) -> tuple[Tokenizer, frozenset[int]]:
-    tokenizer, defaults = TextSide(model.checkpoint, model.config, None, "auto").result()
+    tokenizer, defaults = TokenizerLoading(model.checkpoint, model.config, None, "auto").result()
     return tokenizer, defaults.end_token_ids
 
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from karat.check.session.interruptible import interruptible
 from karat.checkpoint import ModelCheckpoint
 from karat.config import Activations, FloatName
+from karat.engine.choosing.logits_readers import LogitsReader
 from karat.engine.engine import Engine
-from karat.engine.loading import open_runner
-from karat.engine.parallel import ParallelModel, load_command
-from karat.engine.readers import LogitsReader
-from karat.engine.sizes import EngineConfig
+from karat.engine.engine_config import EngineConfig
+from karat.engine.model_running import open_runner
+from karat.engine.ranks.rank_model import ParallelModel, load_command
 from karat.kv.blocks import BLOCK_SIZE
 from karat.models.cut_units import cut_units
 from karat.models.degrees import working_degrees

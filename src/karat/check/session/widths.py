@@ -12,7 +12,7 @@ from karat.check.record.llamacpp import is_installed, reads, record_llamacpp
 from karat.check.session.agreement import logit_facts, text_perplexity
 from karat.check.trace.selection import Selection
 from karat.config import Activations, FloatName
-from karat.engine.loading import Preparation
+from karat.engine.model_running import Preparation
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
 from karat.models.registry import Model, build

@@ -16,7 +16,7 @@ import numpy as np
 from karat.check.session.session import PROMPT, Session
 from karat.check.session.stage import Stage
 from karat.config import embedded_model_path
-from karat.engine.defaults import read_defaults
+from karat.engine.model_loading.defaults import read_defaults
 
 WORDS = (
     "lantern fox river kite button bridge whistle acorn ladder turtle drum candle pebble wagon feather mirror".split()

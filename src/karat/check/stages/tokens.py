@@ -14,7 +14,7 @@ from karat.check.text.chat_audit import CHATS, audit_chat, rendered_chats
 from karat.check.text.prompt import TokenFinding, findings_of_model, token_lines
 from karat.check.text.token_audit import Audit, FileAudit, Stated
 from karat.checkpoint import GgufCheckpoint, read_json
-from karat.engine.defaults import read_defaults, turn_end_ids
+from karat.engine.model_loading.defaults import read_defaults, turn_end_ids
 from karat.errors import TokenizerError
 from karat.text import Tokenizer
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from karat.check.model.checked import CheckedModel
 from karat.check.trace.format import Trace
-from karat.engine.defaults import read_defaults, turn_end_ids
+from karat.engine.model_loading.defaults import read_defaults, turn_end_ids
 from karat.errors import TemplateError
 from karat.text import Tokenizer
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from karat.engine.updates import RequestUpdate
+from karat.engine.requests.request_updates import RequestUpdate
 from karat.server.schema import CompletionDetails, PromptDetails, PromptProgress, Timings, Usage
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import UNSET
 
-from karat.engine.updates import RequestUpdate
+from karat.engine.requests.request_updates import RequestUpdate
 from karat.explanation import Explanation
 from karat.outputs import RequestOutput
 from karat.server.answers.subject import Subject, karat_of

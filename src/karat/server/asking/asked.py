@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from karat.engine.intake import Prompt
-from karat.engine.verifying import ReceiptWish
+from karat.engine.receipts.verifying import ReceiptWish
+from karat.engine.requests.request_making import Prompt
 from karat.request import Resume, SamplingParams
 from karat.server.asking.karat_field import NO_WISHES, Wishes
 from karat.server.asking.tools import NO_TOOLS, Tools

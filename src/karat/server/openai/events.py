@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from karat.engine.updates import RequestUpdate
+from karat.engine.requests.request_updates import RequestUpdate
 from karat.outputs import RequestOutput, StreamChunk
 from karat.server import schema
 from karat.server.answers.parts import Reader

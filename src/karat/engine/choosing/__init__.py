@@ -1,0 +1,1 @@
+"""From logits to tokens: samplers, forms kept, what is told of a token."""

@@ -1,0 +1,1 @@
+"""What an LLM loads, and whether there is room."""

@@ -1,0 +1,91 @@
+"""The size of the KV cache for the available memory."""
+
+from bisect import bisect_right
+from collections.abc import Callable
+
+from karat.config import FloatName
+from karat.errors import CapacityError
+from karat.machine.memory import available_bytes
+
+CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
+LIST_BYTES = 48  # of a block in the lists of karat.kv.blocks: its number, and an entry in two lists
+
+
+def require_room(weight_bytes: int, available: int) -> None:
+    """Raise CapacityError, with the figures, for weights that take more memory than is available."""
+    if weight_bytes > available:
+        raise CapacityError(
+            f"the weights take {_size(weight_bytes)} of memory, and {_size(available)} are available; take a file of "
+            "fewer bits a weight, quantise on the way (--quantize q4_0), free memory, or take a machine with more"
+        )
+
+
+def num_cache_blocks(
+    cache_bytes: Callable[[int], int],
+    kv_dtype: FloatName,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    num_bytes: int | None,
+    num_blocks: int | None,
+    weight_bytes: int = 0,
+    rope_bytes: int = 0,
+    parts_bytes: int = 0,
+    num_groups: int = 1,
+) -> int:
+    """Blocks of a cache group: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
+
+    Groups with windows have fewer (karat.engine.engine_config). cache_bytes gives the bytes that all groups take for so
+    many blocks, on all ranks together. weight_bytes and rope_bytes (tables of RoPE) are still to be loaded; parts_bytes
+    are what attention's parts take once all contexts are full. A block is counted with its entries in the pool's lists.
+    Raises CapacityError, with the figures, if not even one sequence of max_model_len tokens fits, or if the tables or
+    lists do not.
+    """
+    list_bytes = LIST_BYTES * num_groups
+    available = max(0, available_bytes() - weight_bytes)
+    if rope_bytes > available:
+        raise CapacityError(
+            f"the tables of RoPE for max_model_len={max_model_len} positions take {_size(rope_bytes)} of memory, and "
+            f"{_size(available)} are available; lower max_model_len"
+        )
+    available = max(0, available - rope_bytes - parts_bytes)
+    blocks_per_seq = -(-max_model_len // block_size)
+    limit = f"num_blocks={num_blocks}"
+    if num_blocks is None:
+        if num_bytes is None:
+            num_bytes = int(CACHE_SHARE * available)
+            num_blocks = min(
+                max_num_seqs * blocks_per_seq,
+                _most(num_bytes, lambda number: cache_bytes(number) + number * list_bytes),
+            )
+            limit = (
+                f"{CACHE_SHARE:.0%} of the {_size(available)} of memory that are available, lists of blocks included"
+            )
+        else:
+            num_blocks = _most(num_bytes, cache_bytes)
+            limit = f"kv_cache_bytes={num_bytes}"
+    if num_blocks * list_bytes > available:
+        raise CapacityError(
+            f"the lists of {num_blocks} blocks take {_size(num_blocks * list_bytes)} of memory, and {_size(available)} "
+            "are available; give fewer (num_blocks or kv_cache_bytes)"
+        )
+    if num_blocks < blocks_per_seq:
+        raise CapacityError(
+            f"a context of max_model_len={max_model_len} tokens takes {_size(cache_bytes(blocks_per_seq))} of "
+            f"{kv_dtype} KV cache, which has room for {num_blocks * block_size} tokens ({limit}); lower "
+            "max_model_len, choose a smaller kv_dtype, or give the cache more (kv_cache_bytes)"
+        )
+    return num_blocks
+
+
+def _most(num_bytes: int, bytes_of: Callable[[int], int]) -> int:
+    """The largest number of blocks that take at most num_bytes."""
+    return bisect_right(range(num_bytes + 1), num_bytes, key=bytes_of) - 1  # a block takes a byte at the least
+
+
+def _size(num_bytes: int) -> str:
+    for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} KiB"

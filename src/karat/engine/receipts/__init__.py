@@ -1,0 +1,1 @@
+"""Receipts verified, and settings compared, by generators without input or output."""

@@ -1,0 +1,129 @@
+"""OpenRequest: an open request of AsyncLLM: its news, shown as they come or kept until read, and its output."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from msgspec.structs import replace
+
+from karat.engine.requests.request_updates import Gathered, PromptProgress, RequestUpdate
+from karat.errors import SlowReaderError
+from karat.outputs import RequestOutput
+from karat.request import Request
+
+
+class OpenRequest:
+    """The event loop brings news. `see` gets each update at once; without it, one reader awaits `next`.
+
+    `complete` adds to the output what the engine does not know. It runs where the caller waits, in `next` or `output`,
+    which raise its exceptions: the last update is seen after it.
+
+    At most `most_kept` tokens wait to be read. `has_begun`: the engine computes it. `has_ended`: no more news come.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        name: str,
+        *,
+        most_kept: int,
+        tells_progress: bool,
+        see: Callable[[RequestUpdate], None] | None = None,
+        complete: Callable[[RequestOutput, Request], Awaitable[RequestOutput]] | None = None,
+    ) -> None:
+        self.request = request
+        self.name = name  # by which the caller knows it
+        self.has_begun = False
+        self.has_ended = False
+        self._most_kept = most_kept
+        self._tells_progress = tells_progress
+        self._kept: deque[RequestUpdate] = deque()
+        self._num_kept_tokens = 0
+        self._gathered = Gathered(request, name)
+        self._see = see
+        self._complete = complete
+        self._last: RequestUpdate | None = None  # that `see` is to have, or had
+        self._error: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        if tells_progress:
+            self._keep(RequestUpdate(name, (), progress=PromptProgress(len(request.prompt_token_ids))))
+
+    def bring(self, news: RequestUpdate) -> None:
+        """Keep news of the engine. If too many tokens wait, SlowReaderError replaces them."""
+        if self.has_ended:
+            return
+        self.has_begun |= news.progress is not None
+        output = self._gathered.add(news)
+        self.has_ended = news.ended
+        progress = news.progress if self._tells_progress else None
+        if news.chunks or progress:
+            self._keep(RequestUpdate(self.name, news.chunks, output, progress, news.ended, news.num_cached_tokens))
+        if not self.has_ended and self._num_kept_tokens > self._most_kept:
+            self.fail(
+                SlowReaderError(
+                    f"{self._num_kept_tokens} tokens of request {self.name} wait to be read, of at most "
+                    f"{self._most_kept}; it was ended; read the answer as it comes, or ask for fewer tokens"
+                )
+            )
+
+    def fail(self, error: Exception) -> None:
+        """End with this error at once. News that wait are dropped."""
+        self.has_ended = True
+        self._kept.clear()
+        self._error = error
+        self._wake()
+
+    async def next(self) -> RequestUpdate:
+        """The next update, in order; the last has the output. Raises the error that ended the request."""
+        while not self._kept:
+            await self._stirred()
+        update = self._kept.popleft()
+        self._num_kept_tokens -= sum(len(chunk.token_ids) for chunk in update.chunks)
+        return update if self._complete is None else await self._completed(update, self._complete)
+
+    async def output(self) -> RequestOutput:
+        """The output, once `see` has had the last update. Raises the error that ended the request, or that of `see`."""
+        while self._last is None:
+            await self._stirred()
+        last = self._last
+        if self._complete is not None and self._see is not None:
+            last = await self._completed(last, self._complete)
+            self._see(last)
+        assert last.output is not None
+        return last.output
+
+    async def _completed(
+        self, update: RequestUpdate, complete: Callable[[RequestOutput, Request], Awaitable[RequestOutput]]
+    ) -> RequestUpdate:
+        output = update.output
+        return update if output is None else replace(update, output=await complete(output, self.request))
+
+    def _keep(self, update: RequestUpdate) -> None:
+        if self._see is None:
+            self._kept.append(update)
+            self._num_kept_tokens += sum(len(chunk.token_ids) for chunk in update.chunks)
+            self._wake()
+            return
+        if update.output is None or self._complete is None:
+            try:
+                self._see(update)
+            except Exception as fault:  # noqa: BLE001 - raised by `output`, where the caller waits
+                self.fail(fault)
+                return
+        if update.output is not None:
+            self._last = update
+            self._wake()
+
+    async def _stirred(self) -> None:
+        """Returns after `_wake`. Raises the error that ended the request."""
+        if self._error is not None:
+            raise self._error
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

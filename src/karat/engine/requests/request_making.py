@@ -1,0 +1,266 @@
+"""RequestMaker: makes requests from the prompts, conversations and parameters that callers of `LLM` give."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from karat.engine.choosing.sampler import derived_seed
+from karat.engine.model_loading.defaults import GenerationDefaults, turn_end_ids
+from karat.engine.requests.admission import params_after
+from karat.errors import RequestError
+from karat.request import Request, SamplingParams, shown
+from karat.text import ChatPrompt, Tokenizer
+
+if TYPE_CHECKING:
+    from karat.text.tools.dialect import Dialect
+
+Message = Mapping[str, Any]
+# A text, token ids, vLLM's mapping ({"prompt": text} or {"prompt_token_ids": ids}), or what LLM.chat_prompt made.
+Prompt = str | Sequence[int] | Mapping[str, Any] | ChatPrompt
+
+_log = logging.getLogger("karat")
+
+
+class RequestMaker:
+    """Numbers requests and fills in what they leave open: parameters, seed, end tokens. It computes nothing.
+
+    The notice of `defaults` is logged when they are first applied. max_model_len is the context in tokens. `seed` and a
+    request's number give the seed of a request that has none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, defaults: GenerationDefaults, *, max_model_len: int, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self.defaults = defaults
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._numbers = count()
+        self._notice_is_due = defaults.notice is not None
+        self._told_of_bos = False
+
+    @cached_property
+    def chat_end_token_ids(self) -> frozenset[int]:
+        """The tokens that end an answer in a conversation: the model's, and the one that the template ends it with."""
+        return self.defaults.end_token_ids | turn_end_ids(self._tokenizer)
+
+    @cached_property
+    def dialect(self) -> "Dialect":
+        """How the chat template tells of tools, writes calls and reasons. The first use renders a few prompts."""
+        from karat.text.tools.dialect import dialect_of  # tools: most starts know none
+
+        return dialect_of(self._tokenizer)
+
+    @cached_property
+    def _part_roles(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The roles whose contents the chat template reads part by part: without tools, and with them."""
+        from karat.text.content_parts import roles_with_parts
+
+        return roles_with_parts(self._tokenizer, tools=False), roles_with_parts(self._tokenizer, tools=True)
+
+    def default_params_after(self, prompt_len: int, given: Mapping[str, Any] = {}) -> SamplingParams:
+        """The default sampling after a prompt, as `karat.engine.requests.admission.params_after`."""
+        return params_after(prompt_len, self._max_model_len, self.defaults.params, given)
+
+    def params_for(
+        self, num_prompts: int, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> Sequence[SamplingParams | None]:
+        """The parameters for each prompt; None stands for the defaults, which depend on the prompt's length."""
+        if params is None:
+            if self._notice_is_due:
+                _log.info("%s", self.defaults.notice)
+                self._notice_is_due = False
+            return [None] * num_prompts
+        if not isinstance(params, SamplingParams | Sequence):
+            raise RequestError(
+                f"sampling_params: {shown(params)} is no SamplingParams, nor a list of them", param="sampling_params"
+            )
+        listed = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
+        for item in listed:
+            if not isinstance(item, SamplingParams):
+                raise RequestError(f"sampling_params: {shown(item)} is no SamplingParams", param="sampling_params")
+        if len(listed) != num_prompts:
+            raise RequestError(f"{len(listed)} SamplingParams for {num_prompts} prompts; give one, or one for each")
+        return listed
+
+    def priorities_for(self, num_prompts: int, priority: int | Sequence[int]) -> Sequence[int]:
+        """The priority of each prompt, from one for all or one for each."""
+        if isinstance(priority, int):
+            return [priority] * num_prompts
+        if not isinstance(priority, Sequence) or len(priority) != num_prompts:
+            raise RequestError(
+                f"priority={shown(priority)} for {num_prompts} prompts: expected an integer, or one for each",
+                param="priority",
+            )
+        return priority
+
+    def request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
+        """A request that answers a conversation, or continues a text (which may get a BOS) or token ids (unchanged)."""
+        if isinstance(prompt, ChatPrompt):
+            return self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids, priority)
+        text = None
+        if isinstance(prompt, Mapping):
+            text = prompt.get("prompt")
+            prompt = _of_mapping(prompt)
+        if isinstance(prompt, str):
+            ids = self._tokenizer.encode(prompt, max_tokens=self._max_model_len)
+            self._warn_of_two_bos(ids)
+            return self._request(ids, params, prompt, self.defaults.end_token_ids, priority)
+        text = text if isinstance(text, str) else None  # that the token ids are of, as the caller says
+        if text is not None and not _is_unicode(text):
+            raise RequestError(
+                f"prompt={shown(text)}: expected Unicode; it has half a surrogate pair; take it out", param="prompt"
+            )
+        return self._request(prompt, params, text, self.defaults.end_token_ids, priority)
+
+    def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
+        """A conversation as the model receives it. `variables` are further arguments of Tokenizer.chat_prompt."""
+        plain = plain_messages(messages)
+        if any(isinstance(message.get("content"), list) for message in plain):
+            from karat.text.content_parts import joined  # most conversations have texts alone
+
+            plain = joined(plain, self._part_roles[variables.get("tools") is not None])
+        if any(message.get("tool_calls") or message.get("tool_call_id") for message in plain):
+            plain = self.dialect.shown(plain)
+        return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
+
+    def _warn_of_two_bos(self, ids: Sequence[int]) -> None:
+        """Say once that a text spells the BOS that the tokenizer puts before it. It stays: the caller wrote it."""
+        bos = self._tokenizer.bos_token_id
+        if bos is None or self._told_of_bos or list(ids[:2]) != [bos, bos]:
+            return
+        self._told_of_bos = True
+        _log.warning(
+            "a prompt begins with %s twice: the text has it, and the tokenizer puts it before every text; "
+            "leave it out of the text, or give token ids",
+            self._tokenizer.id_to_token(bos),
+        )
+
+    def _request(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams | None,
+        prompt: str | None,
+        end_token_ids: frozenset[int],
+        priority: int,
+    ) -> Request:
+        ids = plain_ids(token_ids)
+        if params is None:
+            params = self.default_params_after(len(ids))
+        number = next(self._numbers)
+        seed = derived_seed(self._seed, number) if params.seed is None else params.seed
+        return Request(str(number), ids, params, seed, prompt, end_token_ids, priority=priority)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def prompts_in(prompts: Prompt | Sequence[Prompt] | None) -> list[Prompt]:
+    """A list of prompts. One prompt is a text, token ids or a mapping; anything else is a sequence of prompts.
+
+    RequestError for what is none of these.
+    """
+    if isinstance(prompts, str | Mapping | ChatPrompt):
+        return [prompts]
+    _require_sequence("prompts", prompts)
+    assert prompts is not None
+    if len(prompts) > 0 and isinstance(prompts[0], int | np.integer):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    """The token ids of a mapping, or its text if it has none."""
+    ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+    is_text = ids is None and isinstance(text, str)
+    if is_text or (isinstance(ids, Sequence | np.ndarray) and not isinstance(ids, str)):
+        if others := prompt.keys() - {"prompt", "prompt_token_ids"}:
+            raise RequestError(f"a prompt with {shown(min(others, key=str))}: expected text or token ids alone")
+        return text if is_text else ids  # type: ignore[return-value]
+    advice = "; for a conversation use LLM.chat" if "role" in prompt else ""
+    raise RequestError(
+        f"a prompt={shown(dict(prompt))}: expected {{'prompt': a text}} or {{'prompt_token_ids': token ids}}{advice}"
+    )
+
+
+def chat_options(
+    tools: Sequence[Message] | None,
+    add_generation_prompt: bool,
+    now: datetime | None,
+    variables: Mapping[str, Any] | None,
+    sanitize_control_tokens: bool,
+    continue_final_message: bool,
+) -> dict[str, Any]:
+    """The `variables` of `RequestMaker.chat_prompt`. A `now` of None is the clock."""
+    options = {
+        "tools": tools,
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+        "sanitize_control_tokens": sanitize_control_tokens,
+    }
+    return {**(variables or {}), **options, **({} if now is None else {"now": now})}
+
+
+def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """A list of conversations. One conversation is a sequence of mappings; anything else is a sequence of them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise _no_conversation(messages)
+    if len(messages) > 0 and isinstance(messages[0], Mapping):
+        return [messages]  # type: ignore[list-item]
+    return list(messages)  # type: ignore[arg-type]
+
+
+def plain_messages(messages: Sequence[Message]) -> list[Message]:
+    """The messages with each content as a text, or as a list of parts {"type": "text", "text": …}.
+
+    Raises RequestError for anything but a conversation, and for parts other than text.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise _no_conversation(messages)
+    plain: list[Message] = []
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise _no_conversation(messages)
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            parts = [{"type": "text", "text": _part_text(part)} for part in content]
+            message = {**message, "content": parts or ""}
+        plain.append(message)
+    return plain
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]  # type: ignore[no-any-return]
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str) and kind != "text":
+        raise RequestError(f"content of type {shown(kind)}: Karat has no images, audio or video; expected text alone")
+    raise RequestError(f"a part of a content={shown(part)}: expected {{'type': 'text', 'text': …}}")
+
+
+def _no_conversation(value: object) -> RequestError:
+    return RequestError(
+        f"messages={shown(value)}: expected a list of {{'role': …, 'content': …}}, or a list of such lists",
+        param="messages",
+    )
+
+
+def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:
+    """Token ids with NumPy's integers converted to Python's. Other values stay; the engine checks them."""
+    _require_sequence("a prompt", token_ids)
+    return tuple(int(i) if isinstance(i, np.integer) else i for i in token_ids)
+
+
+def _require_sequence(name: str, value: object) -> None:
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, bytes | bytearray | memoryview):
+        raise RequestError(f"{name}={shown(value)}: expected a text, token ids, or a list of them")

@@ -1,0 +1,118 @@
+"""A replay beside other requests: bounded in each step, behind all of them, with no block of theirs.
+
+Covers: karat.engine.choosing.replay_reader.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from karat import LLM, SamplingParams
+from karat.engine.choosing.replay_reader import ReplayReader
+from karat.request import Request
+from tests.engine.tiny import write_model
+
+PARAMS = SamplingParams(seed=3, max_tokens=40, temperature=1.1, ignore_eos=True)
+PROMPT = "Once upon a time, by the sea"
+
+
+@pytest.fixture
+def llm(tmp_path: Any) -> Iterator[LLM]:
+    with LLM(write_model(tmp_path), num_blocks=12, max_num_seqs=5) as made:
+        yield made
+
+
+def answered(llm: LLM) -> tuple[Request, tuple[int, ...]]:
+    (output,) = llm.generate(PROMPT, PARAMS)
+    return Request("again", output.prompt_token_ids, PARAMS, 3), output.outputs[0].token_ids
+
+
+def test_a_stream_has_its_token_in_every_step(llm: LLM) -> None:
+    request, ids = answered(llm)
+    engine = llm.engine
+    engine.add_request(replace(request, request_id="stream", params=replace(PARAMS, max_tokens=30), seed=4))
+    engine.advance()
+    engine.take("stream")
+    hits = engine.stats().prefix_hits
+    replay = engine.replay(request, 0, ids, rows=4)
+    chosen = [0]
+    while not replay.done:
+        engine.advance()
+        (update,) = engine.take("stream")
+        assert sum(len(chunk.token_ids) for chunk in update.chunks) == 1, "the stream waits for nobody"
+        chosen.append(len(replay.output.token_ids))
+    assert max(b - a for a, b in pairwise(chosen)) == 4 and len(chosen) > 10
+    assert replay.difference is None and replay.error is None and replay.output.token_ids == ids
+    assert engine.stats().prefix_hits == hits, "it computes all anew"
+
+
+def test_it_waits_for_those_that_wait_and_goes_when_blocks_run_out(llm: LLM) -> None:
+    request, ids = answered(llm)
+    engine = llm.engine
+    replay = engine.replay(request, 0, ids, rows=2)
+    engine.advance()
+    for number in range(4):
+        wanted = replace(request, request_id=str(number), seed=number, params=replace(PARAMS, max_tokens=80))
+        engine.add_request(wanted)
+    while engine.has_work:
+        engine.advance()
+    assert engine.stats().num_preemptions > 0
+    assert replay.done and replay.difference is None and replay.output.token_ids == ids
+    engine.scheduler.check()
+
+
+def test_verifying_evicts_no_prefix(llm: LLM) -> None:
+    """Twelve blocks; a replay takes four of them, eight times over, and one that has only digests is generated."""
+    (output,) = llm.generate(PROMPT * 2, PARAMS, receipt=True)
+    (found,) = llm.generate(PROMPT * 2, PARAMS)
+    kept = llm.engine.scheduler.blocks.num_kept
+    assert found.num_cached_tokens > 16 and kept > 1
+    (short,) = llm.generate("Once", replace(PARAMS, max_tokens=4), receipt="digests")
+    for _ in range(8):
+        assert llm.verify(output.outputs[0].receipt).kind == "identical"
+        assert llm.verify(short.outputs[0].receipt, "Once").kind == "identical"
+    (again,) = llm.generate(PROMPT * 2, PARAMS)
+    assert again.num_cached_tokens == found.num_cached_tokens
+
+
+def test_an_aborted_replay_frees_its_blocks(llm: LLM) -> None:
+    request, ids = answered(llm)
+    llm.engine.replay(request, 0, ids, rows=1)
+    llm.engine.advance()
+    assert llm.engine.stats().num_blocks_used > 0
+    llm.engine.abort_replay(request)
+    assert llm.engine.stats().num_blocks_used == 0 and not llm.engine.has_work
+
+
+@pytest.mark.parametrize("method", ["_choose", "read_last", "read_prompt"])
+def test_an_interrupt_leaves_it_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    request, ids = answered(llm)
+    replay, original, num_calls = llm.engine.replay(request, 0, ids, rows=7), getattr(ReplayReader, method), 0
+
+    def interrupted(self: ReplayReader, *args: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        result = original(self, *args)
+        if num_calls == 1:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(ReplayReader, method, interrupted)
+    was_interrupted = False
+    while not replay.done:
+        try:
+            llm.engine.advance()
+        except KeyboardInterrupt:
+            was_interrupted = True
+    assert was_interrupted
+    assert replay.difference is None and replay.error is None and replay.output.token_ids == ids
+
+
+def test_receipts_of_preempted_answers_hold(llm: LLM) -> None:
+    params = [replace(PARAMS, seed=number, max_tokens=80) for number in range(4)]
+    outputs = llm.generate([PROMPT] * 4, params, receipt=True)
+    assert llm.engine.stats().num_preemptions > 0
+    assert all(llm.verify(output.outputs[0].receipt).kind == "identical" for output in outputs)
