@@ -13,8 +13,8 @@ import pytest
 
 from karat import AsyncLLM, SamplingParams
 from karat.errors import OverloadedError
+from tests.engine.remote.test_open_request import at_rest
 from tests.engine.test_async_llm import run
-from tests.engine.test_async_requests import at_rest
 from tests.engine.test_rank_faults import descriptors, opened_since
 from tests.support.seed import SEED
 

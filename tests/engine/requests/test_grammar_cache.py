@@ -9,7 +9,6 @@ from threading import enumerate as all_threads
 from typing import Any
 
 import pytest
-from tests.engine.test_async_requests import LONG, Line, at_rest
 
 from karat import LLM, AsyncLLM, SamplingParams
 from karat.engine.receipts.verifying import Replay
@@ -19,6 +18,7 @@ from karat.engine.requests.grammar_cache import COMPILE_THREADS, MAX_KEPT
 from karat.errors import OverloadedError, RequestError, UsageError
 from karat.request import Request, StructuredOutputs
 from tests.engine.fakes import BYTES
+from tests.engine.remote.test_open_request import LONG, Line, at_rest
 from tests.engine.test_async_llm import GREEDY, run
 from tests.support.slow_forms import GATE_S, SlowForms
 
