@@ -117,20 +117,16 @@ def test_the_default_cache_takes_a_share_of_the_memory(folder: Path, monkeypatch
     weights = find_weights(read_config(checkpoint.config), checkpoint).values()
     weight_bytes = sum(ops.bytes_of(w.dtype, w.shape) for w in {weight.name: weight for weight in weights}.values())
     other_bytes = weight_bytes + table_bytes(8, 128, 4)
-    monkeypatch.setattr(
-        "karat.engine.model_loading.cache_size.available_bytes", lambda: other_bytes + 100 * (block_bytes + LIST_BYTES)
-    )
+    monkeypatch.setattr("karat.ops.executor.available_bytes", lambda: other_bytes + 100 * (block_bytes + LIST_BYTES))
     assert LLM(folder, executor="reference").engine.config.num_blocks == 40, "rather than 128"
-    monkeypatch.setattr(
-        "karat.engine.model_loading.cache_size.available_bytes", lambda: other_bytes + 10 * (block_bytes + LIST_BYTES)
-    )
+    monkeypatch.setattr("karat.ops.executor.available_bytes", lambda: other_bytes + 10 * (block_bytes + LIST_BYTES))
     with pytest.raises(CapacityError, match=r"room for 64 tokens \(40% of the 40\.5 KiB of memory that are available"):
         LLM(folder, executor="reference")
     assert LLM(folder, executor="reference", max_model_len=64).engine.config.num_blocks == 4
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("karat.engine.model_loading.load_plan.available_bytes", lambda: 1000)
+    monkeypatch.setattr("karat.ops.executor.available_bytes", lambda: 1000)
     monkeypatch.setattr("karat.models.registry.Decoder", None)  # nothing is built
     with pytest.raises(CapacityError, match=r"the weights take .* and 1\.0 KiB are available"):
         LLM(folder)

@@ -8,7 +8,7 @@ import pytest
 
 from karat.ops import api
 from karat.ops.api import OPS, Linears, Method, Op, Ops, Single, table_of
-from karat.ops.executor import Executor
+from karat.ops.executor import Executor, Traits
 from karat.ops.guard import Guard
 from karat.ops.reference import ReferenceOps
 from karat.ops.tap import Tap
@@ -78,7 +78,7 @@ def test_a_tap_keeps_every_result(kind: type[Op[Any]]) -> None:
 
 
 def test_arguments_are_found_by_type() -> None:
-    op = api.KvWrite("k", "v", "cache", 3, "step")
+    op = api.KvWrite("k", "v", "cache", "step")
     assert op.given(api.Tensor) == {"k": "k", "v": "v"}
     assert op.given(api.Step) == {"step": "step"}
     assert api.SelectRows("x", "step", name="op").given(api.Loaded) == {}
@@ -95,6 +95,9 @@ def test_a_forgotten_op_is_an_error_at_import() -> None:
 
 
 def test_a_tap_asks_its_executor_for_everything() -> None:
-    """`runner` is the one of Executor, which runs op by op."""
+    """`runner` is the one of Executor, which runs op by op. Traits are taken over when a tap is made."""
     asked = {name for name in vars(Executor) if not name.startswith("_")}
-    assert asked - vars(Tap).keys() == {"runner"}
+    assert asked - vars(Tap).keys() == {"runner", "traits"}
+    inner = ReferenceOps()
+    inner.traits = Traits(overlaps=True)
+    assert Tap(inner).traits is inner.traits

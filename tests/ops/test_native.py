@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from karat.checkpoint.weights import Weight
+from karat.config import LayerShape
 from karat.errors import ExecutorError
 from karat.ops import native
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
@@ -49,9 +51,11 @@ def test_constants_that_sizes_are_computed_with_are_those_of_the_kernels(here: s
 
 def test_parts_of_attention_as_the_plan_allocates_them() -> None:
     """8 KV heads in groups of 4, head_dim 128, 128k context: 151 MB for 16 sequences."""
-    sizes = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "context": 131072}
-    assert native.parts_bytes(num_seqs=16, **sizes) == 16 * 8 * 512 * 4 * (128 + 16) * 4 == 150_994_944
-    assert native.parts_bytes(num_seqs=1, **(sizes | {"context": 257, "head_dim": 20})) == 8 * 2 * 4 * (32 + 16) * 4
+    shape = LayerShape(num_heads=32, num_kv_heads=8, head_dim=128, inner_size=1, window=None, rope=None)
+    ops, small = NativeOps(threads=1), replace(shape, head_dim=20)
+    assert ops.step_bytes([small, shape], num_seqs=16, context=131072) == 16 * 8 * 512 * 4 * (128 + 16) * 4
+    assert ops.step_bytes([small], num_seqs=1, context=257) == 8 * 2 * 4 * (32 + 16) * 4
+    assert ReferenceOps().step_bytes([shape], num_seqs=16, context=131072) == 0
 
 
 def contract(x: F32, weight: F32, eps: float) -> F32:
@@ -197,7 +201,8 @@ def test_a_build_that_was_not_compiled_says_what_compiles_it(monkeypatch: pytest
     """As after `make demo`: this CPU's builds alone."""
     monkeypatch.setattr("karat.ops.native.compiled_isas", lambda: ("generic",))
     monkeypatch.setattr("karat.ops.native.supported_isas", lambda: ("generic",))
-    with pytest.raises(ExecutorError, match=r"has generic; .*`make demo` compiles only .* `make test` and a wheel"):
+    said = r"has generic; .*`make demo` compiles only .* `make test` what it can run, and a wheel"
+    with pytest.raises(ExecutorError, match=said):
         NativeOps(isa="avx2")
     monkeypatch.setattr("karat.ops.native.compiled_isas", lambda: ("generic", "avx2"))
     with pytest.raises(ExecutorError, match=r"'avx2': this CPU cannot run it; set KARAT_ISA to one of generic, or"):

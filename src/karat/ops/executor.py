@@ -1,7 +1,7 @@
 """Executor: Ops that compute, with all that is needed before and after a step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
-from karat.config import Activations, FloatName, RopeConfig
+from karat.config import Activations, FloatName, LayerShape, RopeConfig
+from karat.machine.memory import available_bytes
 from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
 
 Rows = NDArray[np.floating]
@@ -146,6 +147,17 @@ class Executor(Ops):
     @abstractmethod
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
         """Cosine and sine for positions 0 … num_positions - 1 (see karat.ops.rope_table)."""
+
+    def available_bytes(self) -> int:
+        """Bytes of the executor's memory that a model, its caches and its steps may take."""
+        return available_bytes()
+
+    def step_bytes(self, shapes: Collection[LayerShape], *, num_seqs: int, context: int) -> int:
+        """Bytes that a runner takes beside weights and caches, on all ranks together.
+
+        It is for layers of these shapes and so many sequences of this length.
+        """
+        return 0
 
     @abstractmethod
     def cache_bytes(self, spec: CacheSpec) -> int:

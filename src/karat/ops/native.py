@@ -6,7 +6,7 @@ without a channel) run op by op and exchange results between ops.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch, plain_batch
 from karat.checkpoint.weights import Weight, num_stored_bytes
-from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, Activations, FloatName, RopeConfig
+from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, Activations, FloatName, LayerShape, RopeConfig
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
 from karat.ops.api import Embedding, GatherColumns, Linear, Loaded, Observer, Op, Ops, PagedAttention, Step, Tensor
@@ -48,13 +48,6 @@ def supported_isas() -> tuple[str, ...]:
     return () if unavailable_reason() else tuple(native().supported_isas())
 
 
-def parts_bytes(*, num_heads: int, num_kv_heads: int, head_dim: int, num_seqs: int, context: int) -> int:
-    """Bytes of attention's parts in a plan for so many sequences of this length, as attention.cpp asks for them."""
-    splits = _up(context, _SPLIT_KEYS) // _SPLIT_KEYS
-    per_token = num_heads // num_kv_heads * (_up(head_dim, 16) + _PART_STATS)
-    return num_seqs * num_kv_heads * splits * per_token * FLOAT_BYTES["float32"]
-
-
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -66,7 +59,7 @@ def _cannot_run(isa: str, runnable: Sequence[str]) -> str:
         return f"kernel build {isa!r}: this CPU cannot run it; {advice}"
     return (
         f"kernel build {isa!r}: this installation has {', '.join(compiled_isas())}; {advice}; `make demo` compiles "
-        "only what this CPU would choose, `make test` and a wheel have all builds"
+        "only what this CPU would choose, `make test` what it can run, and a wheel has all builds"
     )
 
 
@@ -161,6 +154,15 @@ class NativeOps(Executor):
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> Loaded:
         table = cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=np.dtype(np.float32))
         return native().rope_table(np.ascontiguousarray(table.cos), np.ascontiguousarray(table.sin))
+
+    def step_bytes(self, shapes: Collection[LayerShape], *, num_seqs: int, context: int) -> int:
+        """Of attention's parts in the layer with the most of them, as attention.cpp asks for them."""
+        splits = num_seqs * (_up(context, _SPLIT_KEYS) // _SPLIT_KEYS)
+        rows = (
+            shape.num_kv_heads * (shape.num_heads // shape.num_kv_heads) * (_up(shape.head_dim, 16) + _PART_STATS)
+            for shape in shapes
+        )
+        return splits * max(rows, default=0) * FLOAT_BYTES["float32"]
 
     def cache_bytes(self, spec: CacheSpec) -> int:
         slots = _up(spec.num_blocks * spec.block_size, REGION_SLOTS)

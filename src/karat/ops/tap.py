@@ -1,6 +1,6 @@
 """Tap: wraps an executor and records named results on their way."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
-from karat.config import RopeConfig
+from karat.config import LayerShape, RopeConfig
 from karat.ops.api import Cache, Linear, Loaded, Observed, Observer, Op, RopeTable, Step, Tensor
 from karat.ops.executor import CacheSpec, Executor, Held
 
@@ -72,6 +72,12 @@ class Tap(Executor):
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
         return self._inner.rope_table(rope, head_dim=head_dim, num_positions=num_positions)
+
+    def available_bytes(self) -> int:
+        return self._inner.available_bytes()
+
+    def step_bytes(self, shapes: Collection[LayerShape], *, num_seqs: int, context: int) -> int:
+        return self._inner.step_bytes(shapes, num_seqs=num_seqs, context=context)
 
     def cache_bytes(self, spec: CacheSpec) -> int:
         return self._inner.cache_bytes(spec)

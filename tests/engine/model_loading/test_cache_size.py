@@ -99,9 +99,8 @@ def test_weights_that_do_not_fit_are_refused_with_the_figures() -> None:
         require_room(3 * GIB, 2 * GIB)
 
 
-def blocks(monkeypatch: pytest.MonkeyPatch, available: int, **changes: int | None) -> int:
+def blocks(available: int, **changes: int | None) -> int:
     """Of 16 tokens of a model with 256 bytes of K and V a token, for contexts of 1,600 tokens. Nothing is rounded."""
-    monkeypatch.setattr(cache_size, "available_bytes", lambda: available)
     arguments: dict[str, int | None] = {"num_bytes": None, "num_blocks": None, **changes}
     return num_cache_blocks(
         lambda number: number * 16 * 2 * 2 * 2 * 8 * 4,
@@ -109,20 +108,21 @@ def blocks(monkeypatch: pytest.MonkeyPatch, available: int, **changes: int | Non
         block_size=16,
         max_model_len=1600,
         max_num_seqs=4,
+        available_bytes=available,
         **arguments,  # type: ignore[arg-type]
     )
 
 
-def test_lists_of_blocks_and_tables_of_rope_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert blocks(monkeypatch, GIB) == 400
+def test_lists_of_blocks_and_tables_of_rope_are_counted() -> None:
+    assert blocks(GIB) == 400
     block_bytes = 16 * 2 * 2 * 2 * 8 * 4
     available = 300 * (block_bytes + LIST_BYTES) * 5 // 2
-    assert blocks(monkeypatch, available) == 300
-    assert blocks(monkeypatch, available + 777, rope_bytes=777) == 300
-    assert blocks(monkeypatch, available, rope_bytes=available // 3) == 200
-    assert blocks(monkeypatch, available, parts_bytes=available // 3) == 200, "parts of attention, too"
+    assert blocks(available) == 300
+    assert blocks(available + 777, rope_bytes=777) == 300
+    assert blocks(available, rope_bytes=available // 3) == 200
+    assert blocks(available, step_bytes=available // 3) == 200, "parts of attention, too"
     with pytest.raises(CapacityError, match=r"40% .* lists of blocks included.*lower max_model_len"):
-        blocks(monkeypatch, available, rope_bytes=available * 3 // 4)
+        blocks(available, rope_bytes=available * 3 // 4)
 
 
 @given(
@@ -138,7 +138,6 @@ def test_as_many_blocks_as_fit_and_no_more(room: int, unit: int, blocks_per_unit
         return -(-number // blocks_per_unit) * unit
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_size, "available_bytes", lambda: room)
         patch.setattr(cache_size, "LIST_BYTES", 1)
         try:
             num_blocks = num_cache_blocks(
@@ -148,6 +147,7 @@ def test_as_many_blocks_as_fit_and_no_more(room: int, unit: int, blocks_per_unit
                 max_model_len=16,
                 max_num_seqs=500,
                 num_bytes=asked,
+                available_bytes=room,
                 num_blocks=None,
             )
         except CapacityError:
@@ -192,11 +192,11 @@ def test_a_cache_takes_what_was_counted(layers: int, heads: int, head_dim: int, 
     assert grown == -(-ops.cache_bytes(spec) // resource.getpagesize())
 
 
-def test_tables_and_lists_that_do_not_fit_are_refused_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_lists_that_do_not_fit_are_refused_with_the_figures() -> None:
     with pytest.raises(CapacityError, match=r"RoPE .*max_model_len=1600 .*3\.0 GiB .*1\.5 GiB .*lower max_model_len"):
-        blocks(monkeypatch, 2 * GIB, rope_bytes=3 * GIB, weight_bytes=GIB // 2)
+        blocks(2 * GIB, rope_bytes=3 * GIB, weight_bytes=GIB // 2)
     with pytest.raises(CapacityError, match=r"lists of 1000000000 blocks take 44\.7 GiB .*num_blocks"):
-        blocks(monkeypatch, 2 * GIB, num_blocks=10**9)
+        blocks(2 * GIB, num_blocks=10**9)
 
 
 def test_a_long_context_of_a_tiny_model_is_refused_before_it_is_made(
@@ -206,7 +206,7 @@ def test_a_long_context_of_a_tiny_model_is_refused_before_it_is_made(
     write_model(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 10**9}))
-    monkeypatch.setattr(cache_size, "available_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr("karat.ops.executor.available_bytes", lambda: 8 * GIB)
     monkeypatch.setattr(plan_module, "build", lambda *_, **__: pytest.fail("it was built"))
     assert table_bytes(8, 10**9, 4) > 8 * GIB
     with pytest.raises(CapacityError, match="the tables of RoPE"):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from karat.config import FloatName
 from karat.errors import CapacityError
-from karat.machine.memory import available_bytes
 
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
 LIST_BYTES = 48  # of a block in the lists of karat.kv.blocks: its number, and an entry in two lists
@@ -29,27 +28,29 @@ def num_cache_blocks(
     max_num_seqs: int,
     num_bytes: int | None,
     num_blocks: int | None,
+    available_bytes: int,
     weight_bytes: int = 0,
     rope_bytes: int = 0,
-    parts_bytes: int = 0,
+    step_bytes: int = 0,
     num_groups: int = 1,
 ) -> int:
     """Blocks of a cache group: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
     Groups with windows have fewer (karat.engine.engine_config). cache_bytes gives the bytes that all groups take for so
-    many blocks, on all ranks together. weight_bytes and rope_bytes (tables of RoPE) are still to be loaded; parts_bytes
-    are what attention's parts take once all contexts are full. A block is counted with its entries in the pool's lists.
+    many blocks, on all ranks together. Of available_bytes, weight_bytes and rope_bytes (tables of RoPE) are still to be
+    loaded, and steps take step_bytes once all contexts are full. A block is counted with its entries in the pool's
+    lists.
     Raises CapacityError, with the figures, if not even one sequence of max_model_len tokens fits, or if the tables or
     lists do not.
     """
     list_bytes = LIST_BYTES * num_groups
-    available = max(0, available_bytes() - weight_bytes)
+    available = max(0, available_bytes - weight_bytes)
     if rope_bytes > available:
         raise CapacityError(
             f"the tables of RoPE for max_model_len={max_model_len} positions take {_size(rope_bytes)} of memory, and "
             f"{_size(available)} are available; lower max_model_len"
         )
-    available = max(0, available - rope_bytes - parts_bytes)
+    available = max(0, available - rope_bytes - step_bytes)
     blocks_per_seq = -(-max_model_len // block_size)
     limit = f"num_blocks={num_blocks}"
     if num_blocks is None:

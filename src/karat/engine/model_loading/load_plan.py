@@ -15,7 +15,6 @@ from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import cache_specs
 from karat.kv.groups import groups_of
-from karat.machine.memory import available_bytes
 from karat.models.cut_units import cut_units
 from karat.models.decoder import outline, weight_specs
 from karat.models.degrees import check_degree
@@ -141,7 +140,8 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     check_degree(config, units, num_ranks)
     each_once = {weight.name: weight for weight in weights.values()}.values()
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
-    require_room(weight_bytes, available_bytes())
+    available_bytes = ops.available_bytes()
+    require_room(weight_bytes, available_bytes)
     ranks = [outline(config, units, PlannedRank(rank, num_ranks)) for rank in range(num_ranks)]
     keeps, groups = [rank.keeps for rank in ranks], groups_of(ranks[0].keeps)
     of_layers = [[group.layers for group in groups_of(kept)] for kept in keeps]
@@ -173,9 +173,10 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         max_num_seqs=options.max_num_seqs,
         num_bytes=options.kv_cache_bytes,
         num_blocks=options.num_blocks,
+        available_bytes=available_bytes,
         weight_bytes=weight_bytes,
         rope_bytes=table_bytes(rope_dims, max_model_len, FLOAT_BYTES[options.compute_dtype]),
-        parts_bytes=_parts_bytes(config, ops, options, max_model_len),
+        step_bytes=ops.step_bytes(set(config.shapes), num_seqs=options.max_num_seqs, context=max_model_len),
         num_groups=len(groups),
     )
     sizes = replace(sizes, num_blocks=num_blocks)
@@ -188,24 +189,6 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         sizes,
         num_bytes=sum(weight.num_bytes for weight in each_once),
         types=frozenset(prepare.stored_type(weight) for weight in each_once if len(weight.shape) > 1),
-    )
-
-
-def _parts_bytes(config: ModelConfig, ops: Executor, options: Options, max_model_len: int) -> int:
-    """What attention's parts take on all ranks together, in the layer with the most; other executors have none."""
-    if ops.executor != "native":
-        return 0
-    from karat.ops.native import parts_bytes  # loaded already
-
-    return max(
-        parts_bytes(
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            num_seqs=options.max_num_seqs,
-            context=max_model_len,
-        )
-        for shape in set(config.shapes)
     )
 
 
