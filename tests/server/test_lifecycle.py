@@ -64,7 +64,7 @@ def is_alive(pid: int) -> bool:
 
 def engine_of(server: Running) -> int:
     for pid in descendants(server.process.pid):
-        if b"async_worker" in command_of(pid):
+        if b"karat.engine.remote.worker" in command_of(pid):
             return pid
     raise AssertionError("no engine")
 

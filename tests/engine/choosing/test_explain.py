@@ -289,7 +289,7 @@ def test_messages_carry_it() -> None:
 
 def test_the_example_of_the_docs() -> None:
     """docs/sampling.md, "An example": its numbers are those of the embedded model."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "sampling.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "sampling.md").read_text(encoding="utf-8")
     code = page[page.index("from karat import") : page.index("answer = LLM()")]
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - it is our own page

@@ -133,7 +133,7 @@ def test_the_default_sampling_is_told(tmp_path: Path) -> None:
 
 
 def test_the_program_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "from-vllm.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "from-vllm.md").read_text(encoding="utf-8")
     program = text.split("```python\n")[1].split("```")[0]
     name = "Qwen/Qwen2.5-0.5B-Instruct"
     assert name in program
