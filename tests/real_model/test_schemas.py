@@ -39,7 +39,8 @@ def finished(llm: LLM, schemas: Sequence[Schema], max_tokens: int) -> list[bool]
 def test_fifty_schemas(llm: LLM) -> None:
     assert len(BY_HAND) == 50 == len({json.dumps(schema) for schema in BY_HAND})
     schemas = some(BY_HAND, 20, of="fifty schemas")
-    assert sum(finished(llm, schemas, 90)) >= 0.6 * len(schemas)
+    # At most ten of the fifty do not end, so of twenty more than eight are less likely than one in a thousand.
+    assert len(schemas) - sum(finished(llm, schemas, 90)) <= (10 if len(schemas) == 50 else 8)
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Chat templates render as transformers renders them, byte for byte, or fail where it fails."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -112,7 +113,7 @@ MESSAGES = st.builds(
 )
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=25 if "KARAT_LONG" in os.environ else 10, deadline=None)
 @given(
     messages=st.lists(MESSAGES, min_size=1, max_size=5),
     tools=st.sampled_from([None, WITH_TOOLS]),
