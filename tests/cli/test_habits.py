@@ -44,8 +44,9 @@ def test_flags_before_words() -> None:
 
 
 def test_the_first_that_is_not_there_gets_the_answer() -> None:
-    taken = translated(["--grammar", "a", "-cnv"], FLAGS, VALUED, ())
-    assert taken.advice and taken.advice.startswith("there is no --grammar here: ")
+    for later in ("-cnv", "--mmproj"):
+        taken = translated(["--grammar", "a", later], FLAGS, VALUED, ())
+        assert taken.advice and taken.advice.startswith("there is no --grammar here: ")
 
 
 @pytest.mark.parametrize("given", [["-md", "a.gguf"], ["-xyz"], ["-n", "4", "-cd", "8"], ["-modelname"]])
