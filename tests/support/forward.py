@@ -11,6 +11,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
 from karat.kv.cache import new_caches
+from karat.kv.groups import groups_of
 from karat.models.registry import Model, build, read_config
 from karat.ops.executor import Executor
 
@@ -56,7 +57,8 @@ def run(
     tables = np.full((len(prompts), max(blocks_each)), -1, np.int32)
     for seq, count in enumerate(blocks_each):
         tables[seq, :count] = [free.pop() for _ in range(count)]
-    layer_caches = new_caches(ops, model.keeps, kv_dtype or ops.default_kv_dtype, [num_blocks], block_size=block_size)
+    layer_caches = new_caches(ops, model.keeps, kv_dtype or ops.default_kv_dtype, num_blocks, block_size=block_size)
+    groups = groups_of(model.keeps)
     done = np.zeros(len(prompts), np.int32)
     logits: list[list[NDArray[np.floating]]] = [[] for _ in prompts]
     while any(done[i] < len(p) for i, p in enumerate(prompts)):
@@ -75,10 +77,10 @@ def run(
             query_starts=[0, *np.cumsum(counts)],
             context_lens=context_lens,
             logit_rows=range(len(ids)),
-            slots=[slots],
-            block_tables=[np.where(in_use, tables[live], -1)],
+            slots=[slots] * len(groups),
+            block_tables=[np.where(in_use, tables[live], -1)] * len(groups),
         )
-        caches = [(num_blocks * block_size, None)]
+        caches = [(num_blocks * block_size, group.keys.window) for group in groups]
         batch.validate(cached_lens=done[live].tolist(), caches=caches, vocab_size=config.vocab_size)
         result = ops.read(model.forward(ops.begin(batch), layer_caches))
         for part, i in zip(np.split(result, np.cumsum(counts)[:-1]), live, strict=True):

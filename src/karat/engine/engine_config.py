@@ -13,8 +13,8 @@ PROMPT_LOGITS_BYTES = 64 * 1024**2  # the most bytes of logits of prompt positio
 class EngineConfig:
     """Sizes of an engine. max_model_len is the most tokens of prompt and output of a request together.
 
-    `windows` are those of the model's cache groups (karat.kv.groups); a single None makes one group of all layers. A
-    group without a window has num_blocks blocks. A group with one has as many as its sequences need (`groups`).
+    `windows` are those of the model's cache groups (karat.kv.groups). A group without a window has num_blocks blocks. A
+    group with one has as many as its sequences need (`groups`).
 
     With enable_prefix_caching, sequences with the same first tokens share blocks (karat.kv.blocks). A step with
     decoding takes at most about max_step_ms (0: no bound), by computing less of prompts. With overlaps_steps the next

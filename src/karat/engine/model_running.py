@@ -64,7 +64,7 @@ def open_runner(
 ) -> Runner:
     """The model with a new KV cache, as a function of batches. `guard` checks every result (karat.ops.guard).
 
-    num_blocks are those of each cache group; a single one makes one group of all layers.
+    num_blocks are those of each cache group.
     """
     ops = model.ops
     caches = new_caches(ops, model.keeps, kv_dtype, num_blocks, block_size=block_size)

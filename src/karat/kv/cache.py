@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from karat.config import FloatName
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.groups import CacheGroup, Keep, SharedKeys, groups_of
+from karat.kv.groups import Keep, SharedKeys, groups_of
 from karat.ops.api import Cache
 from karat.ops.executor import CacheSpec, Executor
 
@@ -34,7 +34,12 @@ T = TypeVar("T")
 
 
 def new_caches(
-    ops: Executor, keeps: Sequence[Keep], dtype: FloatName, num_blocks: Sequence[int], *, block_size: int = BLOCK_SIZE
+    ops: Executor,
+    keeps: Sequence[Keep],
+    dtype: FloatName,
+    num_blocks: int | Sequence[int],
+    *,
+    block_size: int = BLOCK_SIZE,
 ) -> tuple[Cache, ...]:
     """The cache of each layer, empty, of the sizes of `cache_specs`; None for a layer that reads no keys."""
     specs = cache_specs(keeps, dtype, num_blocks, block_size=block_size)
@@ -50,17 +55,11 @@ def by_layer(keeps: Sequence[Keep], held: Mapping[int, T]) -> tuple[T | None, ..
 
 
 def cache_specs(
-    keeps: Sequence[Keep], dtype: FloatName, num_blocks: Sequence[int], *, block_size: int = BLOCK_SIZE
+    keeps: Sequence[Keep], dtype: FloatName, num_blocks: int | Sequence[int], *, block_size: int = BLOCK_SIZE
 ) -> tuple[CacheSpec, ...]:
-    """Caches of `block_size` tokens a block for layers that keep `keeps`: num_blocks[i] blocks for cache group i.
-
-    A single number makes one group of all layers, whatever their windows. All keys then have one shape.
-    """
+    """Caches of `block_size` tokens a block for layers that keep `keeps`: num_blocks blocks for each cache group."""
     groups = groups_of(keeps)
-    if len(num_blocks) == 1:
-        shapes = {(group.keys.kv_heads, group.keys.k_dim, group.keys.v_dim) for group in groups}
-        assert len(shapes) == 1, f"one cache for keys of {len(shapes)} shapes"
-        groups = (CacheGroup(groups[0].keys, tuple(sorted(layer for group in groups for layer in group.layers))),)
+    counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
     return tuple(
         CacheSpec(
             layers=group.layers,
@@ -71,5 +70,5 @@ def cache_specs(
             v_dim=group.keys.v_dim,
             dtype=dtype,
         )
-        for group, number in zip(groups, num_blocks, strict=True)
+        for group, number in zip(groups, counts, strict=True)
     )

@@ -72,6 +72,11 @@ def groups_of(keeps: Sequence[Keep]) -> tuple[CacheGroup, ...]:
     return tuple(CacheGroup(keys, tuple(members)) for keys, members in layers.items())
 
 
+def windows_of(keeps: Sequence[Keep]) -> tuple[int | None, ...]:
+    """The window of each cache group, in tokens; None sees all."""
+    return tuple(group.keys.window for group in groups_of(keeps))
+
+
 def keys_read(keeps: Sequence[Keep]) -> tuple[Keys | None, ...]:
     """The keys that each layer reads: its own or another layer's."""
     read = (keeps[keep.layer] if isinstance(keep, SharedKeys) else keep for keep in keeps)

@@ -11,6 +11,8 @@ from karat.config import Activations, FloatName
 from karat.engine.engine_config import EngineConfig
 from karat.engine.ranks.rank_model import ParallelModel
 from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.groups import windows_of
+from karat.models.decoder import outline
 from karat.models.registry import Model
 
 
@@ -51,6 +53,7 @@ class ParallelPlan:
             block_size=BLOCK_SIZE,
             max_num_seqs=1,
             max_num_batched_tokens=chunk,
+            windows=windows_of(outline(self.model.config).keeps),
         )
 
 

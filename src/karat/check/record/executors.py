@@ -15,6 +15,7 @@ from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
+from karat.kv.groups import groups_of
 from karat.models.registry import Model, build, find_weights
 from karat.ops.contract import contract_of, integers_read
 from karat.ops.executor import Executor
@@ -78,8 +79,7 @@ def record_model(
     tap = Tap(inner, keep=selection.keeps)
     kv_dtype = kv_dtype or inner.default_kv_dtype
     total = steps.total
-    num_blocks = -(-total // BLOCK_SIZE)
-    caches = new_caches(tap, model.keeps, kv_dtype, [num_blocks])
+    caches, num_groups = new_caches(tap, model.keeps, kv_dtype, -(-total // BLOCK_SIZE)), len(groups_of(model.keeps))
     tapped = model.on(tap)
     ids = list(steps.prompt)
     logit_tokens = set(selection.rows_for(total, config.vocab_size))
@@ -90,7 +90,7 @@ def record_model(
         if done >= len(ids):
             ids.append(int(np.argmax(logits[-1])))
         stop = steps.stop_after(done)
-        batch = one_sequence(ids, done, stop, logit_tokens, always_last=steps.decode > 0)
+        batch = one_sequence(ids, done, stop, logit_tokens, num_groups, always_last=steps.decode > 0)
         logits = np.array(tap.read(tapped.forward(tap.begin(batch), caches)))
         starts.append(done)
         done = stop
@@ -120,9 +120,9 @@ def record_model(
 
 
 def one_sequence(
-    ids: Sequence[int], start: int, stop: int, logit_tokens: set[int], *, always_last: bool
+    ids: Sequence[int], start: int, stop: int, logit_tokens: set[int], num_groups: int, *, always_last: bool = False
 ) -> ForwardBatch:
-    """The batch of tokens start … stop - 1 of one sequence. Block i of the sequence is block i of the cache."""
+    """The batch of tokens start … stop - 1 of one sequence. Block i of the sequence is block i of every cache group."""
     positions = range(start, stop)
     return ForwardBatch.of(
         BLOCK_SIZE,
@@ -131,8 +131,8 @@ def one_sequence(
         query_starts=[0, stop - start],
         context_lens=[stop],
         logit_rows=[p - start for p in positions if p in logit_tokens or (always_last and p == stop - 1)],
-        slots=[positions],
-        block_tables=[[range(-(-stop // BLOCK_SIZE))]],
+        slots=[positions] * num_groups,
+        block_tables=[[range(-(-stop // BLOCK_SIZE))]] * num_groups,
     )
 
 

@@ -15,6 +15,7 @@ from karat.config import ModelConfig
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
+from karat.kv.groups import groups_of
 from karat.layers.attention import Attention
 from karat.layers.block import Block
 from karat.layers.mlp import GatedMLP
@@ -56,7 +57,7 @@ class Hybrid:
         self._decoder = Decoder(WeightLoader(ops, weights, AS_STORED), config, cut_units(config, weights))
         self._ropes = self._decoder.rope_tables(ops, len(ids))
         self._ids = list(ids)
-        batch = one_sequence(self._ids, 0, len(ids), set(range(len(ids))), always_last=False)
+        batch = one_sequence(self._ids, 0, len(ids), set(range(len(ids))), len(groups_of(self._decoder.keeps)))
         self._step = ops.begin(batch)
 
     def logits(self, part: str | None = None) -> Array:
@@ -78,7 +79,7 @@ class Hybrid:
         return runs
 
     def _caches(self) -> tuple[Cache, ...]:
-        return new_caches(self._ops, self._decoder.keeps, self._ops.dtype, [-(-len(self._ids) // BLOCK_SIZE)])
+        return new_caches(self._ops, self._decoder.keeps, self._ops.dtype, -(-len(self._ids) // BLOCK_SIZE))
 
     @contextmanager
     def _replaced(self, part: str | None) -> Iterator[None]:

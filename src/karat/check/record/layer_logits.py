@@ -11,6 +11,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
+from karat.kv.groups import groups_of
 from karat.layers.place import Place
 from karat.layers.weights import AS_STORED, Prepare, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
@@ -43,10 +44,10 @@ def layer_logits(
         return Place(WeightLoader(ops, stored, prepare), "", units, SINGLE)
 
     model = outline(config, units)
-    caches, ropes = new_caches(ops, model.keeps, kv_dtype, [-(-total // BLOCK_SIZE)]), model.rope_tables(ops, total)
-    wanted = set(range(first, total))
+    caches, ropes = new_caches(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE)), model.rope_tables(ops, total)
+    wanted, num_groups = set(range(first, total)), len(groups_of(model.keeps))
     batches = [
-        one_sequence(token_ids, start, min(start + _STEP, total), wanted, always_last=False)
+        one_sequence(token_ids, start, min(start + _STEP, total), wanted, num_groups)
         for start in range(0, total, _STEP)
     ]
     steps = [ops.begin(batch) for batch in batches]

@@ -15,6 +15,7 @@ from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
+from karat.kv.groups import groups_of
 from karat.layers.block import Block
 from karat.layers.place import Place
 from karat.layers.shards import CutUnits
@@ -96,10 +97,10 @@ class LayerwiseRun:
         config, tap = self._config, Tap(self._ops)
         units = cut_units(config, self._stored)
         caches = self._caches(self._cache_dtype)
-        ropes = outline(config, units).rope_tables(tap, len(self._steps.prompt))
+        model = outline(config, units)
+        ropes, num_groups = model.rope_tables(tap, len(self._steps.prompt)), len(groups_of(model.keeps))
         batches = [
-            one_sequence(self._steps.prompt, start, stop, self._logit_tokens, always_last=False)
-            for start, stop in self._spans
+            one_sequence(self._steps.prompt, start, stop, self._logit_tokens, num_groups) for start, stop in self._spans
         ]
         steps = [tap.begin(batch) for batch in batches]
         embed = embedding(self._place(units), config)
@@ -148,7 +149,7 @@ class LayerwiseRun:
         return states
 
     def _caches(self, dtype: FloatName) -> Caches:
-        return new_caches(self._ops, outline(self._config).keeps, dtype, [-(-len(self._steps.prompt) // BLOCK_SIZE)])
+        return new_caches(self._ops, outline(self._config).keeps, dtype, -(-len(self._steps.prompt) // BLOCK_SIZE))
 
     @property
     def _spans(self) -> list[tuple[int, int]]:

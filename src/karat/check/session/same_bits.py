@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 
 from karat.check.session.interruptible import interruptible
 from karat.checkpoint import ModelCheckpoint
-from karat.config import Activations, FloatName
+from karat.config import Activations, FloatName, ModelConfig
 from karat.engine.choosing.logits_readers import LogitsReader
 from karat.engine.engine import Engine
 from karat.engine.engine_config import EngineConfig
 from karat.engine.model_running import open_runner
 from karat.engine.ranks.rank_model import ParallelModel, load_command
 from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.groups import windows_of
 from karat.models.cut_units import cut_units
+from karat.models.decoder import outline
 from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
 from karat.ops.executor import Executor
@@ -153,7 +155,7 @@ def logits_under(
     ops: Executor = NativeOps(isa=setting.isa, threads=setting.threads, activations=model.ops.activations)
     if setting.tap:
         ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
-    sizes = _sizes(config.vocab_size, setting, texts)
+    sizes = _sizes(config, setting, texts)
     engine = Engine(open_runner(model.on(ops), kv_dtype, sizes.group_blocks, sizes.step_limits), tokenizer, sizes)
     logits = _empty(config.vocab_size, texts)
     readers: dict[int, LogitsReader] = {}
@@ -180,7 +182,7 @@ def logits_on_ranks(
 ) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of each text from ranks, all texts together."""
     config = read_config(checkpoint.config)
-    sizes = _sizes(config.vocab_size, setting, texts)
+    sizes = _sizes(config, setting, texts)
     ranks = ParallelModel(setting.ranks)
     try:
         ranks.load(
@@ -207,15 +209,16 @@ def _empty(vocab_size: int, texts: Sequence[Sequence[int]]) -> list[NDArray[np.f
     return [np.empty((len(text), vocab_size), np.float32) for text in texts]
 
 
-def _sizes(vocab_size: int, setting: Setting, texts: Sequence[Sequence[int]]) -> EngineConfig:
+def _sizes(config: ModelConfig, setting: Setting, texts: Sequence[Sequence[int]]) -> EngineConfig:
     return EngineConfig(
-        vocab_size=vocab_size,
+        vocab_size=config.vocab_size,
         max_model_len=max(map(len, texts)),
         num_blocks=sum(-(-len(text) // BLOCK_SIZE) for text in texts) + len(texts),
         block_size=BLOCK_SIZE,
         max_num_seqs=min(len(texts), setting.chunk),
         max_num_batched_tokens=setting.chunk,
         enable_prefix_caching=setting.share,
+        windows=windows_of(outline(config).keeps),
     )
 
 

@@ -15,6 +15,7 @@ from karat.config import Activations, FloatName
 from karat.engine.model_running import Preparation
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
+from karat.kv.groups import groups_of
 from karat.models.registry import Model, build
 from karat.ops.executor import Executor
 from karat.ops.reference import ReferenceOps
@@ -113,6 +114,6 @@ def measure(
 def _logits(model: Model, ids: Sequence[int], kv_dtype: FloatName) -> Array:
     """Logits [tokens, vocab] of one text, computed in one step."""
     ops, total = model.ops, len(ids)
-    caches = new_caches(ops, model.keeps, kv_dtype, [-(-total // BLOCK_SIZE)])
-    batch = one_sequence(ids, 0, total, set(range(total)), always_last=False)
+    caches = new_caches(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE))
+    batch = one_sequence(ids, 0, total, set(range(total)), len(groups_of(model.keeps)))
     return np.array(ops.read(model.forward(ops.begin(batch), caches)))

@@ -14,7 +14,7 @@ from karat.engine.model_running import Preparation, open_runner
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import cache_specs
-from karat.kv.groups import groups_of
+from karat.kv.groups import groups_of, windows_of
 from karat.models.cut_units import cut_units
 from karat.models.decoder import outline, weight_specs
 from karat.models.degrees import check_degree
@@ -143,7 +143,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     available_bytes = ops.available_bytes()
     require_room(weight_bytes, available_bytes)
     ranks = [outline(config, units, PlannedRank(rank, num_ranks)) for rank in range(num_ranks)]
-    keeps, groups = [rank.keeps for rank in ranks], groups_of(ranks[0].keeps)
+    keeps = [rank.keeps for rank in ranks]
     of_layers = [[group.layers for group in groups_of(kept)] for kept in keeps]
     assert of_layers == [of_layers[0]] * num_ranks, "ranks have other cache groups"
     rope_dims = sum(rotation.head_dim for rank in ranks for rotation in rank.rotations)
@@ -158,7 +158,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         max_step_ms=_max_step_ms(ops, options),
         key_work=_key_work(config),
         overlaps_steps=ops.traits.overlaps and options.tensor_parallel_size == 1,
-        windows=tuple(group.keys.window for group in groups),
+        windows=windows_of(ranks[0].keeps),
     )
 
     def cache_bytes(num_blocks: int) -> int:
@@ -177,7 +177,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         weight_bytes=weight_bytes,
         rope_bytes=table_bytes(rope_dims, max_model_len, FLOAT_BYTES[options.compute_dtype]),
         step_bytes=ops.step_bytes(set(config.shapes), num_seqs=options.max_num_seqs, context=max_model_len),
-        num_groups=len(groups),
+        num_groups=len(sizes.windows),
     )
     sizes = replace(sizes, num_blocks=num_blocks)
     return LoadPlan(
