@@ -118,6 +118,7 @@ struct AttentionArgs {
     X(silu_mul)          \
     X(sigmoid_mul)       \
     X(add)               \
+    X(scale)             \
     X(rope)              \
     X(kv_write)          \
     X(attention)         \
@@ -160,6 +161,9 @@ struct Kernels {
 
     // out[i] = x[i] + y[i]
     void (*add)(const float* x, const float* y, float* out, std::size_t n);
+
+    // out[i] = x[i] * factor
+    void (*scale)(const float* x, float factor, float* out, std::size_t n);
 
     // Rotary embedding: x, out [tokens, heads, head_dim]; cos and sin [positions, head_dim / 2].
     //   out[i]        = fma(x[i], cos[i], -(x[i + half] * sin[i]))

@@ -1,4 +1,4 @@
-// Ops on single elements or pairs of them: SwiGLU, gates, sum, RoPE, writing K and V (kernels.h).
+// Ops on single elements or pairs of them: SwiGLU, gates, sum, factor, RoPE, writing K and V (kernels.h).
 #include "kernels/cache.h"
 #include "simd/exp.h"
 #include "simd/simd.h"
@@ -62,6 +62,10 @@ void sigmoid_mul(const float* x, const float* gate, float* out, std::size_t n, s
 
 void add(const float* x, const float* y, float* out, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
+}
+
+void scale(const float* x, float factor, float* out, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
 void rope(const float* x, const std::int32_t* positions, const float* cos, const float* sin, float* out,

@@ -254,6 +254,7 @@ NB_MODULE(_native, m) {
         .def("silu_mul", &record::silu_mul, nb::arg("gate"), nb::arg("up"))
         .def("sigmoid_mul", &record::sigmoid_mul, nb::arg("x"), nb::arg("gate"))
         .def("add", &record::add, nb::arg("x"), nb::arg("y"))
+        .def("scale", &record::scale, nb::arg("x"), nb::arg("factor"))
         .def("rope", &record::rope, nb::arg("x"), nb::arg("table"))
         .def("kv_write", &record::kv_write, nb::arg("k"), nb::arg("v"), nb::arg("cache"))
         .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("scale"), nb::arg("window"),

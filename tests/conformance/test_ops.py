@@ -210,6 +210,16 @@ def test_add(ops: Executor, rows: int, n: int, seed: int) -> None:
 
 
 @every_executor
+@given(rows=sizes, heads=st.integers(1, 3), n=sizes, factor=st.floats(-1e3, 1e3), seed=seeds)
+@example(rows=2051, heads=1, n=70, factor=1 / 3, seed=1)
+def test_scale(ops: Executor, rows: int, heads: int, n: int, factor: float, seed: int) -> None:
+    (x,) = draw(seed, (rows, heads, n), dtype=ops.dtype)
+    want = exact(x) * factor
+    bound = 3 * np.abs(want.numpy()) + np.finfo(ops.dtype).tiny  # of the factor and of the product
+    check(ops, ops.scale(x, factor, name="op"), want, bound)
+
+
+@every_executor
 @given(lens=st.lists(st.integers(1, 30), min_size=1, max_size=3), hidden=sizes, seed=seeds)
 @example(lens=[2051, 7], hidden=70, seed=1)
 def test_embedding_and_rows(ops: Executor, lens: list[int], hidden: int, seed: int) -> None:
@@ -384,6 +394,9 @@ def test_shapes_outside_the_contract_are_refused(ops: Executor) -> None:
         ops.rms_norm(x, load(ops, np.ones(2, np.float32)), 1e-6, name="some.op")
     with pytest.raises(ExecutorError, match=r"some\.op"):
         ops.add(x, np.ones((2, 4), ops.dtype), name="some.op")
+    for factor in (math.inf, math.nan):
+        with pytest.raises(ExecutorError, match=r"some\.op: factor=(inf|nan)"):
+            ops.scale(x, factor, name="some.op")
     for gates in (0, 2, 4, 6):
         with pytest.raises(ExecutorError, match=r"some\.op: a gate .* for"):
             ops.sigmoid_mul(x, np.ones((2, gates), ops.dtype), name="some.op")

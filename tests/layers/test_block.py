@@ -45,15 +45,16 @@ class Plus(Mixer):
 @pytest.mark.parametrize("before", [None, Times(2)])
 @pytest.mark.parametrize("after", [None, Times(5)])
 @pytest.mark.parametrize("has_second", [False, True])
+@pytest.mark.parametrize("multiplier", [None, -0.5])
 @pytest.mark.parametrize("scale", [None, Times(7)])
 def test_branches_are_added_in_order(
-    before: RowLayer | None, after: RowLayer | None, has_second: bool, scale: RowLayer | None
+    before: RowLayer | None, after: RowLayer | None, has_second: bool, multiplier: float | None, scale: RowLayer | None
 ) -> None:
-    first, second = Branch(before, Plus(3), after), Branch(after, Plus(11), before)
+    first, second = Branch(before, Plus(3), after, multiplier), Branch(after, Plus(11), before, multiplier)
     block = Block("layer", first, second if has_second else None, scale)
-    want = X + ((X * 2 if before else X) + 3) * (5 if after else 1)
+    want = X + ((X * 2 if before else X) + 3) * (5 if after else 1) * (multiplier or 1)
     if has_second:
-        want = want + ((want * 5 if after else want) + 11) * (2 if before else 1)
+        want = want + ((want * 5 if after else want) + 11) * (2 if before else 1) * (multiplier or 1)
     want = want * (7 if scale else 1)
     np.testing.assert_array_equal(block(ReferenceOps(), X, None, None, {}), want)
 
@@ -73,6 +74,13 @@ def test_the_last_result_has_the_name_of_the_layer(
     tap = Tap(ReferenceOps())
     Block("layer", Branch(None, Plus(1)), second, scale)(tap, X, None, None, {})
     assert list(tap.records) == sums  # a scale is an op of its own, recorded by its own name
+
+
+def test_what_is_added_is_recorded_where_it_was_multiplied() -> None:
+    tap = Tap(ReferenceOps())
+    branch = Branch(None, Plus(1), multiplier=2.0)
+    Block("layer", branch, branch)(tap, X, None, None, {})
+    assert list(tap.records) == ["layer.attention_scaled", "layer.attention_residual", "layer.mlp_scaled", "layer"]
 
 
 def test_a_block_keeps_and_needs_what_its_mixers_do() -> None:

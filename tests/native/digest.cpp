@@ -122,6 +122,8 @@ void elementwise(const Kernels& kernels) {
         kernels.sigmoid_mul(ones.data(), x.data(), out.data(), n, columns);
         print("sigmoid by " + std::to_string(columns), out.data(), n);
     }
+    kernels.scale(x.data(), -0.3f, out.data(), x.size());
+    print("scale", out.data(), out.size());
     for (float& value : x) value = std::fabs(value) < 1e15f ? value : 1.5f;
     kernels.rms_norm(x.data(), numbers(x.size(), 3).data(), 1e-6, out.data(), 1, x.size());
     print("norm", out.data(), out.size());

@@ -30,6 +30,7 @@ Register silu_mul(Plan& plan, Register gate, Register up);
 // Each number of a row of `gate` is for as many adjoining columns of x.
 Register sigmoid_mul(Plan& plan, Register x, Register gate);
 Register add(Plan& plan, Register x, Register y);
+Register scale(Plan& plan, Register x, double factor);
 Register rope(Plan& plan, Register x, RopeRef table);
 void kv_write(Plan& plan, Register k, Register v, CacheRef cache);
 // Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read.

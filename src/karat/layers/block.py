@@ -4,6 +4,7 @@ norms before the parts (llama)     Block(name, Branch(norm, attention), Branch(n
 norms around the parts             Block(name, Branch(norm, attention, norm), Branch(norm, mlp, norm))
 norms after the parts              Block(name, Branch(None, attention, norm), Branch(None, mlp, norm))
 one part a layer                   Block(name, Branch(norm, mixer))
+branches times a number            Block(name, Branch(norm, attention, multiplier=m), Branch(norm, mlp, multiplier=m))
 parts side by side                 Block(name, Branch(norm, mixer)), where the mixer is a sum of two
 """
 
@@ -26,23 +27,29 @@ class RowLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """after(mixer(before(x))), which a block adds to x. None is no layer."""
+    """after(mixer(before(x))) * multiplier, which a block adds to x. None is no layer and no multiplication.
+
+    The product is recorded as `name`.
+    """
 
     before: RowLayer | None
     mixer: Mixer
     after: RowLayer | None = None
+    multiplier: float | None = None
 
-    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
+    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables, *, name: str) -> Tensor:
         x = x if self.before is None else self.before(ops, x)
         x = self.mixer(ops, x, step, cache, ropes)
-        return x if self.after is None else self.after(ops, x)
+        x = x if self.after is None else self.after(ops, x)
+        return x if self.multiplier is None else ops.scale(x, self.multiplier, name=name)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """x + first(x), then x + second(x), then scale(x); x is [tokens, hidden].
 
-    The last of them is recorded as `name`, sums before it as `name.attention_residual` and `name.mlp_residual`.
+    The last of them is recorded as `name`, sums before it as `name.attention_residual` and `name.mlp_residual`, and
+    what branches with multipliers add as `name.attention_scaled` and `name.mlp_scaled`.
     """
 
     name: str
@@ -72,9 +79,10 @@ class Block:
         return {name: cut for branch in self.branches for name, cut in branch.mixer.cuts.items()}
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
-        names = [f"{self.name}.{part}_residual" for part in ("attention", "mlp")][: len(self.branches)]
+        parts = [f"{self.name}.{part}" for part in ("attention", "mlp")][: len(self.branches)]
+        sums = [f"{part}_residual" for part in parts]
         if self.scale is None:
-            names[-1] = self.name
-        for branch, name in zip(self.branches, names, strict=True):
-            x = ops.add(x, branch(ops, x, step, cache, ropes), name=name)
+            sums[-1] = self.name
+        for branch, part, name in zip(self.branches, parts, sums, strict=True):
+            x = ops.add(x, branch(ops, x, step, cache, ropes, name=f"{part}_scaled"), name=name)
         return x if self.scale is None else self.scale(ops, x)

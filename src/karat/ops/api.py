@@ -198,6 +198,14 @@ class Add(Single):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Scale(Single):
+    """x * factor, a finite number that is rounded to dtype first; shape of x."""
+
+    x: Tensor
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rope(Single):
     """x [tokens, heads, head_dim], each pair (i, i + head_dim/2) turned by the angle of its token's position."""
 
@@ -275,6 +283,7 @@ class Ops(ABC):
     silu_mul = Method(SiluMul)
     sigmoid_mul = Method(SigmoidMul)
     add = Method(Add)
+    scale = Method(Scale)
     rope = Method(Rope)
     kv_write = Method(KvWrite)
     paged_attention = Method(PagedAttention)

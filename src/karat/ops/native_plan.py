@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -208,6 +208,11 @@ def _add(recorder: PlanRecorder, op: api.Add) -> Handle:
     return Handle(recorder.plan.add(op.x.register, op.y.register), op.x.tail)
 
 
+def _scale(recorder: PlanRecorder, op: api.Scale) -> Handle:
+    _require(isfinite(op.factor), op.name, f"factor={op.factor}; expected a finite number")
+    return Handle(recorder.plan.scale(op.x.register, op.factor), op.x.tail)
+
+
 def _rope(recorder: PlanRecorder, op: api.Rope) -> Handle:
     head_dim, table = op.x.tail[-1], op.table
     _require(head_dim == table.head_dim, op.name, f"a table for head_dim {table.head_dim}, got {head_dim}")
@@ -247,6 +252,7 @@ _RECORDED: Table[PlanRecorder] = table_of(
         api.SiluMul: _silu_mul,
         api.SigmoidMul: _sigmoid_mul,
         api.Add: _add,
+        api.Scale: _scale,
         api.Rope: _rope,
         api.KvWrite: _kv_write,
         api.PagedAttention: _paged_attention,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,12 @@ def _add(ops: ReferenceOps, op: api.Add) -> Array:
     return result
 
 
+def _scale(ops: ReferenceOps, op: api.Scale) -> Array:
+    require(isfinite(op.factor), op.name, f"factor={op.factor}; expected a finite number")
+    result: Array = op.x * ops.numbers.type(op.factor)
+    return result
+
+
 def _rope(ops: ReferenceOps, op: api.Rope) -> Array:
     x, table, half = op.x, op.table, op.x.shape[-1] // 2
     held = table.cos.shape[-1]
@@ -266,6 +272,7 @@ _FUNCTIONS: Table[ReferenceOps] = table_of(
         api.SiluMul: _silu_mul,
         api.SigmoidMul: _sigmoid_mul,
         api.Add: _add,
+        api.Scale: _scale,
         api.Rope: _rope,
         api.KvWrite: _kv_write,
         api.PagedAttention: _paged_attention,

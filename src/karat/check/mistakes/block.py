@@ -14,6 +14,7 @@ from karat.check.mistakes.scope import Layer, Params, Scope
 from karat.check.model import ops
 from karat.check.model.context import Array
 from karat.check.model.evaluate import Op
+from karat.check.model.graph import Node
 from karat.check.model.ops import Add, GatedBy, SigmoidMul, SiluMul
 from karat.check.model.rounding import rounded
 
@@ -130,3 +131,18 @@ def gates(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
         yield "gate", f"{role}: its numbers are tiled", {role: {"tiled_gate": True}}
         for name in GATES:
             yield "gate", f"{role}: {name} instead of sigmoid", {role: {"gate_activation": name}}
+
+
+def multipliers(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    """Of every result that the layer multiplies by a number of the model."""
+    for role in layer.roles_of("scale"):
+        for bug, detail, params in of_multiplier(layer.node(role)):
+            yield bug, f"{role}: {detail}", {role: params}
+
+
+def of_multiplier(node: Node) -> Iterator[tuple[str, str, Params]]:
+    factor = node.params["factor"]
+    yield "multiplier", "left out", {"factor": 1.0}
+    yield "multiplier", "applied twice", {"factor": factor**2}
+    if factor:
+        yield "multiplier", "divided by", {"factor": 1 / factor}

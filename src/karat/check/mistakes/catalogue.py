@@ -101,6 +101,9 @@ BUGS: Mapping[str, Bug] = {
         "a gate is left out, not a sigmoid, or for the wrong elements",
         "multiply by sigmoid(gate); each of its numbers is for as many adjoining elements: one, a head, or the row",
     ),
+    "multiplier": Bug(
+        "a result is not multiplied by the model's number", "multiply once, by the number that config.json names"
+    ),
     "activation": Bug("another activation function is used", "use the one that hidden_act names"),
     "transposed": Bug(
         "the weight is read as [in, out] (row-major taken for column-major)",

@@ -25,6 +25,7 @@ _OF_LAYER = (
     block.residuals,
     block.mlp,
     block.gates,
+    block.multipliers,
     block.wiring,
 )
 _OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "self_attn.attention")
@@ -64,7 +65,7 @@ class Enumeration:
         yield Variant("overflow-fp16", "mlp.act: activation and product are float16", layer.edit({"mlp.act": act}))
 
     def of_ends(self) -> Iterator[Variant]:
-        """The mistakes of embedding, final norm and head."""
+        """The mistakes of embedding, final norm and head, and of multipliers beside them."""
         hidden = self.config.hidden_size
         embed, final, head = embedding.EMBED, "model.norm", "lm_head"
         yield from embedding.variants(self.scope)
@@ -74,6 +75,10 @@ class Enumeration:
             for part in ("input_layernorm", "post_attention_layernorm"):
                 weight = f"model.layers.{number}.{part}.weight"
                 yield Variant("norm-swapped", f"{weight} is used", {final: {"weight": weight}})
+        for node in self.graph.nodes.values():
+            if node.kind == "scale" and node.layer is None:
+                for bug, detail, params in block.of_multiplier(node):
+                    yield Variant(bug, f"{node.name}: {detail}", {node.name: params})
         for bug, detail, params in linear.linears(self.scope, self.graph.nodes[head]):
             yield Variant(bug, detail, {head: params})
         for cap in CAPS:

@@ -40,6 +40,8 @@ def fits(node: Node, inputs: Sequence[Array], got: Array, context: Context) -> I
                 found = _embedding(node, got, context)
             case "linear":
                 found = _linear(node, inputs, got, context)
+            case "scale":
+                found = _scale(node, inputs, got)
             case _:
                 return
         for bug, detail, params in found:
@@ -291,3 +293,9 @@ def _linear(
     factor = _ratio(got, evaluate(node, inputs, context, F64))
     if factor is not None and abs(factor - 1) > 1e-6 and factor > 0:
         yield "logit-scale", f"logits multiplied by {factor:.6g}", {"output_factor": factor}
+
+
+def _scale(node: Node, inputs: Sequence[Array], got: Array) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    factor, right = _ratio(got, inputs[0]), node.params["factor"]
+    if factor is not None and abs(factor - right) > 1e-6 * abs(right):
+        yield "multiplier", f"{factor:.6g} instead of {right:.6g}", {"factor": factor}

@@ -110,6 +110,10 @@ def _add(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, re
     return replace(ops.add)(ops.Add(x, y))
 
 
+def _scale(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    return replace(ops.scale)(ops.Scale(inputs[0], dtype.type(node.params["factor"])))
+
+
 def _select(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
     return replace(ops.select)(ops.Select(inputs[0], context.logit_rows))
 
@@ -125,5 +129,6 @@ _EVALUATED: Mapping[Kind, Callable[[Node, Sequence[Array], Context, DType, Repla
     "silu_mul": _silu_mul,
     "sigmoid_mul": _sigmoid_mul,
     "add": _add,
+    "scale": _scale,
     "select": _select,
 }

@@ -13,7 +13,18 @@ from karat.ops import api
 from karat.ops.api import Linears, Op, Ops, Single, Table, Tensor, table_of
 
 Kind = Literal[
-    "embedding", "norm", "linear", "rope", "scores", "softmax", "mix", "silu_mul", "sigmoid_mul", "add", "select"
+    "embedding",
+    "norm",
+    "linear",
+    "rope",
+    "scores",
+    "softmax",
+    "mix",
+    "silu_mul",
+    "sigmoid_mul",
+    "add",
+    "scale",
+    "select",
 ]
 Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
 
@@ -30,11 +41,12 @@ PARAMETERS: Mapping[Kind, frozenset[str]] = {
     "silu_mul": frozenset(),
     "sigmoid_mul": frozenset(),
     "add": frozenset(),
+    "scale": frozenset({"factor"}),
     "select": frozenset(),
 }
 
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
-ROUNDINGS: Mapping[Kind, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "sigmoid_mul": 8, "rope": 2}
+ROUNDINGS: Mapping[Kind, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "sigmoid_mul": 8, "rope": 2, "scale": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +163,7 @@ _NODES: Table[_GraphOps] = table_of(
         api.SiluMul: lambda graph, op: graph.of(op, "silu_mul"),
         api.SigmoidMul: lambda graph, op: graph.of(op, "sigmoid_mul"),
         api.Add: lambda graph, op: graph.of(op, "add"),
+        api.Scale: lambda graph, op: graph.of(op, "scale", factor=op.factor),
         api.Rope: lambda graph, op: graph.of(op, "rope", rope=op.table),
         api.KvWrite: _GraphOps.write,
         api.PagedAttention: _GraphOps.attention,

@@ -257,6 +257,16 @@ def add(a: Add) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    x: Array
+    factor: np.floating
+
+
+def scale(a: Scale) -> Array:
+    return a.x * a.factor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Select:
     x: Array
     rows: NDArray[np.int64]
