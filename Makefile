@@ -23,7 +23,7 @@ KEY := $(shell { pwd; $(PYTHON) -V; echo karat-llm; } 2>&1 | cksum | cut -d ' ' 
 LOGS := $(VENV)/logs
 STAMPS := $(VENV)/stamps-$(KEY)
 TOTAL := 3
-NATIVE_SOURCES := CMakeLists.txt $(wildcard cmake/* csrc/*/* csrc/*/*/*)
+NATIVE_SOURCES := CMakeLists.txt src/karat/_native.pyi $(wildcard cmake/* csrc/*/* csrc/*/*/*)
 CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp tests/native/*.h tests/native/*/*.h \
     tests/native/*.cpp benchmarks/*.cpp benchmarks/gpu/*.h benchmarks/gpu/*.cu)
 WEB_FILES := $(wildcard src/karat/server/page/static/*.js src/karat/server/page/static/*.css tools/*.mjs)

@@ -89,7 +89,7 @@ def test_columns_of_any_lengths(data: st.DataObject) -> None:
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason="no native executor")
 def test_the_extension_has_the_same_columns() -> None:
-    from karat.ops.native_plan import native
+    from karat.machine.extension import native
 
     assert native().step_columns() == [column.name for column in (*COLUMNS, *GROUP_COLUMNS)]
 

@@ -1,6 +1,7 @@
 """Prints src/karat/_native.pyi, the types of the C++ extension, as nanobind reads them from the extension itself.
 
-Use: python -m tools.native_stub > native.pyi && mv native.pyi src/karat/_native.pyi
+Use: make native, then python -m tools.native_stub > native.pyi && mv native.pyi src/karat/_native.pyi, and make native
+again: the extension has the digest of this file, by which Karat sees an extension that is older than its Python.
 """
 
 import re
@@ -20,11 +21,11 @@ ANNOTATED = re.compile(r"Annotated\[(NDArray\[[\w.]+\]), dict\((?:[^()]|\([^()]*
 
 
 def stub(module: ModuleType) -> str:
-    """The stub of a module, formatted, without what depends on the compiler."""
+    """The stub of a module, formatted, without what depends on the compiler or on itself."""
     generator = StubGen(module=module, include_docstrings=False, quiet=True)
     generator.put(module)
     text = ANNOTATED.sub(r"\1", generator.get())
-    text = re.sub(r"^compiler: str = .*", "compiler: str", text, flags=re.MULTILINE)
+    text = re.sub(r"^(compiler|types_digest): str = .*", r"\1: str", text, flags=re.MULTILINE)
     return formatted(HEAD + text)
 
 

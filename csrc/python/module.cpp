@@ -163,6 +163,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Register reg) {
 NB_MODULE(_native, m) {
     m.doc() = "Karat's C++ kernels. Use them through karat.ops.native.";
     m.attr("compiler") = KARAT_COMPILER;
+    m.attr("types_digest") = KARAT_TYPES_DIGEST;
     // A model that a program keeps until its end is no leak to report on its terminal.
     nb::set_leak_warnings(false);
     m.def("compiled_isas", &compiled_isas, "Names of all kernel builds in this extension, whatever this CPU can run.");

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from karat.batch import plain_batch
+from karat.machine.extension import native
 from karat.ops.native import supported_isas, unavailable_reason
-from karat.ops.native_plan import PlanRecorder, native
+from karat.ops.native_plan import PlanRecorder
 from tests.support import golden
 from tests.support.weights import random_blocks
 

@@ -15,7 +15,7 @@ if unavailable_reason():
 
 STEP = """
 import numpy as np
-from karat.ops.native_plan import native
+from karat.machine.extension import native
 n = native()
 plan = n.Plan("generic", 1)
 q = plan.input(16)
@@ -82,7 +82,7 @@ def test_a_step_without_the_cache_group_is_refused() -> None:
 def test_a_plan_whose_finish_failed_has_no_registers(use: str) -> None:
     code = f"""
 import numpy as np
-from karat.ops.native_plan import native
+from karat.machine.extension import native
 plan = native().Plan("generic", 1)
 x = plan.input(2**20)
 try:
@@ -98,7 +98,7 @@ except MemoryError:
 def test_packing_takes_a_thread(threads: int) -> None:
     code = f"""
 import numpy as np
-from karat.ops.native_plan import native
+from karat.machine.extension import native
 native().pack("F32", 16, 16, np.zeros(1024, np.uint8), {threads})
 """
     assert "threads" in refusal(code)

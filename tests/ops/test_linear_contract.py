@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from karat.checkpoint.weights import Weight, num_stored_bytes
+from karat.machine.extension import native
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
-from karat.ops.native_plan import native
 from karat.quant import FORMATS
 from tests.support.fma import fma
 from tests.support.weights import PLAIN, random_blocks, stored_weight

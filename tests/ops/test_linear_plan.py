@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from karat.batch import plain_batch
 from karat.checkpoint.weights import Weight
+from karat.machine.extension import native
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
-from karat.ops.native_plan import native
 from tests.support.weights import PLAIN, random_blocks, stored_weight
 
 if unavailable_reason():

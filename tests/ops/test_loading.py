@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight
+from karat.machine.extension import native
 from karat.ops.native import NativeOps, unavailable_reason
-from karat.ops.native_plan import native
 
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)

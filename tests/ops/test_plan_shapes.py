@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch
+from karat.machine.extension import native
 from karat.ops.native import supported_isas, unavailable_reason
-from karat.ops.native_plan import native
 
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)

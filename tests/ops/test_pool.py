@@ -16,8 +16,8 @@ import pytest
 from karat import LLM
 from karat.batch import plain_batch
 from karat.errors import ExecutorError, UsageError
+from karat.machine.extension import native
 from karat.ops.native import NativeOps, unavailable_reason
-from karat.ops.native_plan import native
 from tests.engine.tiny import GREEDY, PROMPTS, SAMPLED, tokens, write_model
 
 if unavailable_reason():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
+from karat.machine.extension import native
 from karat.ops.native import supported_isas, unavailable_reason
-from karat.ops.native_plan import native
 from karat.quant import FORMATS, k_fit
 from karat.quant.bits import fields, nibbles
 from tests.quant.ggml import SHAPES

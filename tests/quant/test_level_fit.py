@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
+from karat.machine.extension import native
 from karat.ops.native import supported_isas, unavailable_reason
-from karat.ops.native_plan import native
 from karat.quant import FORMATS, level_fit
 from karat.quant.bits import nibbles
 from karat.quant.iq4_nl import LEVELS

@@ -11,9 +11,10 @@ import numpy as np
 
 from karat.batch import plain_batch
 from karat.children.connection import Connection, ConnectionEndedError
+from karat.machine.extension import native
 from karat.ops.executor import StepLimits
 from karat.ops.native import NativeOps
-from karat.ops.native_plan import PlanRecorder, native
+from karat.ops.native_plan import PlanRecorder
 from karat.ranks.group import Group
 from karat.ranks.lifeline import end_with_parent
 from karat.ranks.placement import cores_of_ranks

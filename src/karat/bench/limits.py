@@ -14,7 +14,7 @@ from time import monotonic
 
 from karat.errors import CapacityError, ExecutorError
 from karat.machine.caches import last_cache_bytes
-from karat.ops.native_plan import native, unavailable_reason
+from karat.machine.extension import native, unavailable_reason
 
 MIN_BUFFER_BYTES = 512 << 20  # many times a cache
 CACHES_PER_BUFFER = 8

@@ -13,7 +13,7 @@ import typer
 from karat import __version__
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import DEFAULT_ACTIVATIONS, NUMERIC_CONTRACT, Settings, embedded_model_path
-from karat.errors import KaratError
+from karat.errors import ExecutorError, KaratError
 from karat.machine import control_groups, cores, memory, processor
 
 EXAMPLES = """
@@ -36,10 +36,10 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object in
 
 def gather() -> dict[str, Any]:
     """All facts, for JSON."""
-    from karat.ops import native
     from karat.ops.registry import EXECUTORS
 
-    builds = native.supported_isas()
+    extension = _extension()
+    builds = extension["kernel_builds"]
     settings = Settings.from_env()
     chosen = settings.isa or (builds[-1] if builds else None)
     return {
@@ -59,15 +59,27 @@ def gather() -> dict[str, Any]:
         "memory_bytes": memory.memory_bytes(),
         "executors": list(EXECUTORS),
         "native": {
-            "available": native.unavailable_reason() is None,
-            "reason": native.unavailable_reason(),
-            "kernel_builds": list(builds),
-            "compiled_builds": list(native.compiled_isas()),
+            **extension,
             "chosen": chosen if chosen in builds else None,
             "fault": f"KARAT_ISA={chosen} cannot run here" if builds and chosen not in builds else None,
         },
         "settings": _without_secrets(settings.variables),
         "embedded_model": _embedded_model(),
+    }
+
+
+def _extension() -> dict[str, Any]:
+    from karat.ops import native
+
+    try:
+        reason, runnable, compiled = native.unavailable_reason(), native.supported_isas(), native.compiled_isas()
+    except ExecutorError as stale:
+        reason, runnable, compiled = str(stale), (), ()
+    return {
+        "available": reason is None,
+        "reason": reason,
+        "kernel_builds": list(runnable),
+        "compiled_builds": list(compiled),
     }
 
 

@@ -51,7 +51,7 @@ def load(model: str | None, options: LoadOptions, *, quiet: bool, reading: str |
 def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOptions) -> None:
     """Write to stderr: the model, its defaults, and the reason if it is slow."""
     from karat.machine.cores import num_usable_cores
-    from karat.ops import native
+    from karat.machine.extension import MISSING
 
     line = f"{model or 'the embedded model'}: {llm.defaults_notice or NO_DEFAULTS}"
     if given:
@@ -59,9 +59,8 @@ def remark(llm: "LLM", model: str | None, given: dict[str, Any], options: LoadOp
     if llm.default_params.temperature == 0 and "temperature" not in given:
         line += "; try --temperature 0.7"
     note(line)
-    reason = native.unavailable_reason()
-    if reason is not None and options.executor in (None, "auto"):
-        note(f"slow, without native kernels: {reason}")
+    if MISSING is not None and options.executor in (None, "auto"):
+        note(f"slow, without native kernels: {MISSING}")
     cores = num_usable_cores()
     if cores is not None and (options.threads or 0) > cores:
         note(f"slow, with {options.threads} threads on {cores} cores: --threads {cores} or fewer is faster")

@@ -130,7 +130,7 @@ def _others(checkpoint: "ModelCheckpoint") -> list["Weight"]:
 
 def _held_bytes(weight: "Weight") -> int:
     """Bytes of a weight in memory: as in the file, or of float32 if its type has no kernels."""
-    from karat.ops.native_plan import native, unavailable_reason
+    from karat.machine.extension import native, unavailable_reason
 
     if unavailable_reason() is None and weight.dtype not in native().formats():
         return math.prod(weight.shape) * FLOAT_BYTES["float32"]

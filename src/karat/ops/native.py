@@ -20,10 +20,11 @@ from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, Activations, FloatName, LayerShape, RopeConfig
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
+from karat.machine.extension import native, unavailable_reason
 from karat.ops.api import Embedding, GatherColumns, Linear, Loaded, Observer, Op, Ops, PagedAttention, Step, Tensor
 from karat.ops.executor import AtOnce, CacheSpec, Executor, Held, Runner, StepLimits, Traits
 from karat.ops.integers import WIDTHS
-from karat.ops.native_plan import Handle, PlanRecorder, native, unavailable_reason
+from karat.ops.native_plan import Handle, PlanRecorder
 from karat.ops.rope_table import cos_sin_table
 from karat.ranks.group import Share, tree_sum
 

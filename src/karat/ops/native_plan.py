@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
-from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,32 +11,11 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.config import DEFAULT_ACTIVATIONS
 from karat.errors import CapacityError, ExecutorError, NumericsError
+from karat.machine.extension import native
 from karat.ops import api
 from karat.ops.api import HeadGroups, Op, Ops, Table, table_of
 from karat.ops.executor import StepLimits
 from karat.ranks.group import Group
-
-try:
-    import karat._native as _native
-except ModuleNotFoundError:
-    _UNAVAILABLE: str | None = (
-        "this installation has no C++ extension, which is left out where there is no working C++ compiler; "
-        "with one on the PATH, install Karat again"
-    )
-except ImportError as error:
-    _UNAVAILABLE = f"the C++ extension cannot be loaded ({error}); install Karat again for this Python"
-else:
-    _UNAVAILABLE = None
-
-
-def unavailable_reason() -> str | None:
-    """Why the native executor cannot run here, with the remedy; None where it can."""
-    return _UNAVAILABLE
-
-
-def native() -> ModuleType:
-    """The C++ extension. To be called only where `unavailable_reason()` is None."""
-    return _native
 
 
 def _channel(group: Group, name: str) -> Any:
@@ -73,7 +51,7 @@ class PlanRecorder(Ops):
 
     def __init__(self, isa: str, threads: int, activations: str = DEFAULT_ACTIVATIONS) -> None:
         try:
-            self.plan = _native.Plan(isa, threads, activations)
+            self.plan = native().Plan(isa, threads, activations)
         except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
 

@@ -6,15 +6,11 @@ Both give the same bits.
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.machine.extension import MISSING, native
 from karat.quant import k_fit, level_fit
 from karat.quant.k_fit import FittedSymmetric, FittedWithMinimum, Floats
 
-try:
-    import karat._native as _native
-except ImportError:  # karat.ops.native reports it; here only speed is lost
-    _HAS_NATIVE = False
-else:
-    _HAS_NATIVE = True
+_HAS_NATIVE = MISSING is None  # karat.ops.native reports it; here only speed is lost
 
 
 def fit_with_minimum(
@@ -25,7 +21,7 @@ def fit_with_minimum(
         return k_fit.fit_with_minimum(values, largest, first, step, num_steps, absolute=absolute)
     scale, minimum = (np.empty((len(values), 1), np.float32) for _ in range(2))
     integers = np.empty(values.shape, np.int8)
-    _native.fit_with_minimum(_isa(), values, largest, first, step, num_steps, absolute, scale, minimum, integers)
+    native().fit_with_minimum(_isa(), values, largest, first, step, num_steps, absolute, scale, minimum, integers)
     return FittedWithMinimum(scale, minimum, integers)
 
 
@@ -34,7 +30,7 @@ def fit_symmetric(values: Floats, largest: int) -> FittedSymmetric:
     if not _HAS_NATIVE:
         return k_fit.fit_symmetric(values, largest)
     scale, integers = np.empty((len(values), 1), np.float32), np.empty(values.shape, np.int8)
-    _native.fit_symmetric(_isa(), values, largest, scale, integers)
+    native().fit_symmetric(_isa(), values, largest, scale, integers)
     return FittedSymmetric(scale, integers)
 
 
@@ -43,7 +39,7 @@ def fit_in_turn(values: Floats, largest: int) -> FittedSymmetric:
     if not _HAS_NATIVE:
         return k_fit.fit_in_turn(values, largest)
     scale, integers = np.empty((len(values), 1), np.float32), np.empty(values.shape, np.int8)
-    _native.fit_in_turn(_isa(), values, largest, scale, integers)
+    native().fit_in_turn(_isa(), values, largest, scale, integers)
     return FittedSymmetric(scale, integers)
 
 
@@ -52,7 +48,7 @@ def fit_levels(values: Floats, levels: Floats, num_steps: int) -> Floats:
     if not _HAS_NATIVE:
         return level_fit.fit_levels(values, levels, num_steps)
     scale = np.empty((len(values), 1), np.float32)
-    _native.fit_levels(_isa(), values, levels, num_steps, scale)
+    native().fit_levels(_isa(), values, levels, num_steps, scale)
     return scale
 
 
@@ -61,10 +57,11 @@ def nearest_levels(values: Floats, levels: Floats, inverses: Floats) -> NDArray[
     if not _HAS_NATIVE:
         return level_fit.nearest_levels(values, levels, inverses)
     chosen = np.empty(values.shape, np.int8)
-    _native.nearest_levels(_isa(), values, levels, inverses, chosen)
+    native().nearest_levels(_isa(), values, levels, inverses, chosen)
     return chosen
 
 
 def _isa() -> str:
     """The fastest build of the kernels that this processor runs."""
-    return _native.supported_isas()[-1]
+    *_, fastest = native().supported_isas()
+    return str(fastest)

@@ -12,11 +12,11 @@ from karat.check.session.same_bits import invariance, settings_for
 from karat.checkpoint import requantize
 from karat.checkpoint.weights import Weight
 from karat.config import Activations, embedded_model_path
+from karat.machine.extension import native
 from karat.models.decoder import weight_specs
 from karat.models.opening import open_model
 from karat.models.registry import build, find_weights, read_config
 from karat.ops.native import NativeOps, unavailable_reason
-from karat.ops.native_plan import native
 from karat.quant import FORMATS
 from karat.text import Tokenizer
 from tools.peers.models import FAMILIES, make_config
