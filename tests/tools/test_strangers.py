@@ -1,6 +1,7 @@
 """The strangers' engine computes right without a bug, and each of its bugs moves something."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,23 @@ import torch
 import transformers
 
 from tools.zoo.strangers.checkpoint import MODELS
+from tools.zoo.strangers.count import diagnose
 from tools.zoo.strangers.engine import Setting
-from tools.zoo.strangers.runs import BUGS, HEALTHY, VISIBLE, effect, models, run_bug, run_healthy
+from tools.zoo.strangers.expected import EXPECTED, Expect
+from tools.zoo.strangers.judge import (
+    CLASS,
+    FALSE_ALARM,
+    HEALTHY,
+    NOWHERE,
+    PLACE,
+    REFUSED,
+    RIGHT,
+    WRONG,
+    judge,
+    judge_healthy,
+)
+from tools.zoo.strangers.runs import BUGS, VISIBLE, effect, models, run_bug, run_healthy
+from tools.zoo.strangers.runs import HEALTHY as SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +59,9 @@ def test_the_engine_equals_transformers(model: str, ranks: int, chunk: int, fold
 
 def test_names_and_settings_are_many() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS) >= 45
+    assert set(EXPECTED) == {bug.name for bug in BUGS}
     assert sum(bug.group == "part" for bug in BUGS) >= 16
-    assert len(HEALTHY) >= 10
+    assert len(SETTINGS) >= 10
 
 
 @pytest.mark.drawn(12)
@@ -54,3 +71,49 @@ def test_every_bug_moves_something(bug, folder: Path) -> None:
     right = run_healthy(bug.setting, bug.model, folder, 5, forced=run)
     assert right.ids == run.ids
     assert effect(run, right) >= VISIBLE
+
+
+@pytest.mark.parametrize(("name", "outcome"), [("biases-missing", RIGHT), ("v-bias+eps", RIGHT), ("gqa-tiled", RIGHT)])
+def test_a_bug_is_diagnosed(name: str, outcome: str, folder: Path, tmp_path: Path) -> None:
+    bug = next(bug for bug in BUGS if bug.name == name)
+    run_bug(bug, folder, 5).write(tmp_path / "engine.trace")
+    answer, error, _ = diagnose(tmp_path / "engine.trace", folder / bug.model, 60)
+    assert judge(EXPECTED[name], answer, error).outcome == outcome
+
+
+def _answer(*bugs: list[list[str]], unexplained: tuple[str, ...] = (), verdict: str = "bug") -> dict[str, Any]:
+    place = "model.layers.0.self_attn.q_rope"
+    results = [{"name": name, "segment": [name, "model.layers.1.mlp.act"]} for name in unexplained]
+    said = [{"classes": classes, "places": [place]} for classes in bugs]
+    return {"verdict": verdict, "bugs": said, "unexplained": list(unexplained), "results": results}
+
+
+ROPE, BIAS = Expect(("rope-theta",), ("q_rope",), ("rope-*",)), Expect(("bias-missing",), ("k_proj",))
+
+
+@pytest.mark.parametrize(
+    ("wants", "answer", "outcome"),
+    [
+        ((ROPE,), _answer([["rope-theta"]]), RIGHT),
+        ((ROPE,), _answer([["rope-sign"], ["rope-theta"]]), CLASS),
+        ((ROPE,), _answer([["scale-twice"], ["rope-theta"]]), CLASS),
+        ((ROPE,), _answer([["scale-twice"]]), WRONG),
+        ((ROPE,), _answer([["rope-theta"]], [["scale-twice"]]), WRONG),
+        ((ROPE, BIAS), _answer([["rope-theta"]], [["bias-missing"]]), RIGHT),
+        ((ROPE, BIAS), _answer([["rope-sign"]], [["bias-missing"]]), CLASS),
+        ((ROPE, BIAS), _answer([["bias-missing"]]), PLACE),
+        ((BIAS,), _answer(unexplained=("model.layers.3.self_attn.k_proj@1", "lm_head")), PLACE),
+        ((Expect((), ("act",)),), _answer(unexplained=("model.layers.1",)), PLACE),
+        ((BIAS,), _answer(unexplained=("lm_head",)), NOWHERE),
+        ((BIAS,), _answer(verdict="numerics"), NOWHERE),
+        ((BIAS,), None, REFUSED),
+    ],
+)
+def test_answers_are_judged(wants: tuple[Expect, ...], answer: dict[str, Any] | None, outcome: str) -> None:
+    assert judge(wants, answer, "an error").outcome == outcome
+
+
+def test_a_healthy_run_is_judged() -> None:
+    assert judge_healthy(_answer(verdict="numerics"), "").outcome == HEALTHY
+    assert judge_healthy(_answer(unexplained=("lm_head",)), "").outcome == FALSE_ALARM
+    assert judge_healthy(None, "an error").outcome == REFUSED

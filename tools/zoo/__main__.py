@@ -2,13 +2,15 @@
 
 Prints tables in Markdown, a row a bug, as docs/diagnosis.md has them: `all` prints every one of them, each with the
 goals that it has to reach. Every run draws fresh models, prompts and faults unless a seed is given. A case counts if
-the bug moves a recorded result at least ten times the noise floor, or changes a token.
+the bug moves a recorded result at least ten times the noise floor, or changes a token. `python -m tools.zoo strangers`
+counts the bugs of another engine (tools/zoo/strangers/count.py), with options of its own.
 
 Exit code 0: every goal is reached. 1: one is missed. 2: none is missed, and there are too few cases to judge them all.
 """
 
 import argparse
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from datetime import date
@@ -23,6 +25,7 @@ from tools.zoo.faults_tokens import TOKEN_BUGS, token_case
 from tools.zoo.goals import EXIT_CODES, Goal, goal_lines, goals_of_healthy, goals_of_pairs, goals_of_rows, worst
 from tools.zoo.healthy import healthy
 from tools.zoo.run import Case, run_case
+from tools.zoo.strangers.count import main as strangers
 from tools.zoo.tables import pairs_table, rows_table
 
 PARTS = {
@@ -73,6 +76,8 @@ def show(kind: str, args: argparse.Namespace) -> list[Goal]:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["strangers"]:
+        return strangers(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m tools.zoo", description=__doc__)
     parser.add_argument("kind", choices=("all", *PARTS), nargs="?", default="full")
     parser.add_argument(
