@@ -226,6 +226,9 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
         "hints": {item.finding.name: item.hint for item in diagnosis.unexplained if item.hint},
         "empty": {item.finding.name: item.empty for item in diagnosis.unexplained if item.empty},
         "not_tried": {item.finding.name: item.not_tried for item in diagnosis.unexplained if item.not_tried},
+        "patterns": {
+            item.finding.name: asdict(item.pattern) for item in diagnosis.unexplained if item.pattern is not None
+        },
         "assumed": None if diagnosis.assumed is None else asdict(diagnosis.assumed),
         "results": [
             {

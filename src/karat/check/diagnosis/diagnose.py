@@ -21,6 +21,7 @@ from karat.check.model.graph import Graph
 from karat.check.model.weights import CheckpointWeights
 from karat.check.replay.degenerate import emptiness
 from karat.check.replay.finding import Finding
+from karat.check.replay.pattern import pattern_of
 from karat.check.replay.replay import Replay
 from karat.check.replay.resolution import resolution
 from karat.check.trace.format import Trace
@@ -164,6 +165,9 @@ class Diagnoser:
             if not item.explanations and self._explainer.is_tied_head(item.finding):
                 item.hint = tokens_wanted(self.replay)
             self._known.add(item.finding.name, item.explanations)
+        for item in wrong:
+            if not (item.explanations or item.follows):
+                item.pattern = pattern_of(self.replay, item.finding.name)
         return wrong
 
     def _explain(self, item: Wrong) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from karat.check.diagnosis.assumed import Assumed
 from karat.check.mistakes.catalogue import Variant
 from karat.check.replay.finding import Finding
+from karat.check.replay.pattern import Pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Wrong:
     follows    it is computed through wrong results, and is as wrong as they make it, or this cannot be decided
     hint       what a larger trace would decide
     not_tried  the mistakes that were not tried because the time was up
+    pattern    what is wrong in it, of a result that nothing explains
     """
 
     finding: Finding
@@ -48,6 +50,7 @@ class Wrong:
     follows: bool = False
     hint: str | None = None
     not_tried: str = ""
+    pattern: Pattern | None = None
 
 
 @dataclass(frozen=True, slots=True)

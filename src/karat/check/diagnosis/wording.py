@@ -1,9 +1,11 @@
 """A diagnosis in plain lines for people."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from karat.check.diagnosis.explain import EVERYTHING
+from karat.check.diagnosis.pattern_words import pattern_lines, token_text
 from karat.check.diagnosis.verdict import Diagnosis, Named, Wrong
 from karat.check.mistakes.catalogue import BUGS
 from karat.check.model.graph import Graph
@@ -40,16 +42,11 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
         lines.append(diagnosis.assumed.text(alone=diagnosis.is_healthy))
     for number, named in enumerate(diagnosis.named, 1):
         lines += ["", *_named_lines(named, graph, info, number if len(diagnosis.named) > 1 else None)]
-    unexplained = [wrong for wrong in diagnosis.unexplained if wrong.not_tried != EVERYTHING]
-    for wrong in unexplained[:_SHOWN]:
+    alike = _alike(diagnosis.unexplained)
+    for wrong in alike[:_SHOWN]:
         lines += ["", *_unexplained_lines(wrong, graph, info)]
-    if len(unexplained) > _SHOWN:
-        lines.append(f"… and {len(unexplained) - _SHOWN} more results that no known mistake explains")
-    if others := [wrong.finding.name for wrong in diagnosis.unexplained if wrong.not_tried == EVERYTHING]:
-        lines += [
-            "",
-            f"wrong as well: {shortened(others, graph)}; no mistake was tried there, as the time was up (--seconds)",
-        ]
+    if others := [wrong.finding.name for group in alike[_SHOWN:] for wrong in group]:
+        lines += ["", f"wrong as well, and explained by no known mistake: {shortened(others, graph)}"]
     if odd := diagnosis.not_finite:
         names = shortened([finding.name for finding in odd], graph)
         where = place(replace(odd[0], where=odd[0].odd), graph, info)
@@ -110,20 +107,38 @@ def _named_lines(named: Named, graph: Graph, info: TraceInfo, number: int | None
     return lines
 
 
-def _unexplained_lines(wrong: Wrong, graph: Graph, info: TraceInfo) -> list[str]:
+def _alike(unexplained: Sequence[Wrong]) -> list[list[Wrong]]:
+    """Results of one role whose pattern is the same in several layers, together; each group in order."""
+    groups: dict[tuple[object, ...], list[Wrong]] = {}
+    for wrong in unexplained:
+        pattern = None if wrong.pattern is None else replace(wrong.pattern, share=0.0)  # which differs by chance
+        key = (wrong.role, wrong.empty, wrong.not_tried, wrong.hint, pattern)
+        groups.setdefault(key, []).append(wrong)
+    return list(groups.values())
+
+
+def _pattern(wrong: Wrong, graph: Graph, info: TraceInfo) -> list[str]:
+    return [] if wrong.pattern is None else pattern_lines(wrong.pattern, wrong.finding.name, graph, info)
+
+
+def _unexplained_lines(alike: Sequence[Wrong], graph: Graph, info: TraceInfo) -> list[str]:
+    wrong = alike[0]
     finding = wrong.finding
     evidence = (
         f"{finding.name}{place(finding, graph, info)}: off by {finding.error:.3g} "
         f"({times(finding.ratio)} the noise floor, largest value {finding.scale:.3g})"
     )
+    lines = [f"{wrong.empty or 'unexplained'}: {evidence}"]
+    lines += [f"   {line}" for line in _pattern(wrong, graph, info)]
+    if others := [item.finding.name for item in alike[1:]]:
+        lines.append(f"   the same   {shortened(others, graph)}")
     if wrong.empty:
-        lines = [f"{wrong.empty}: {evidence}", "   which many mistakes may leave behind: none is named for it"]
+        lines.append("   which many mistakes may leave behind: none is named for it")
+    elif wrong.not_tried == EVERYTHING:
+        lines.append("   no mistake was tried there, as the time was up (--seconds)")
     else:
-        lines = [
-            f"unexplained: {evidence}",
-            "   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers",
-        ]
-    if wrong.not_tried:
+        lines.append("   none of the known mistakes, and no pair of them that was tried, gives the recorded numbers")
+    if wrong.not_tried not in ("", EVERYTHING):
         lines.append(f"   not tried, as the time was up (--seconds): {wrong.not_tried}")
     if wrong.hint:
         lines.append(f"   {wrong.hint}")
@@ -147,13 +162,13 @@ def place(finding: Finding, graph: Graph, info: TraceInfo) -> str:
     node = graph.nodes[finding.name]
     if node.kind in ("scores", "softmax"):
         head, token = finding.where[0], finding.where[1]
-        return f", head {head}, token {token}"
+        return f", head {head}, {token_text(token, info)}"
     token = finding.where[0]
     if node.name in ("model.selected", "model.norm", "lm_head"):
         token = int(rows_of(info, "lm_head")[token])
     if node.kind == "rope" or (node.kind in ("linear", "norm") and len(finding.where) == 3):
-        return f", token {token}, head {finding.where[1]}"
-    return f", token {token}"
+        return f", {token_text(token, info)}, head {finding.where[1]}"
+    return f", {token_text(token, info)}"
 
 
 def times(ratio: float) -> str:

@@ -9,6 +9,7 @@ training). An error that rounding explains lies within a small multiple of the f
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Collection, Iterator, Mapping
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -284,11 +285,15 @@ class Replay:
         odd = self._odd(name, expected)
         return Finding(name, float(ratio.max()), largest, scale, place, False, names, by_token, odd)
 
+    def wrong(self, name: str) -> NDArray[np.bool_] | None:
+        """The values of a recorded result that were judged wrong, in its node's shape; None if all are right."""
+        bits, shape = self._wrong.get(name), self.recorded[name].values.shape
+        return None if bits is None else np.unpackbits(bits, count=prod(shape)).view(bool).reshape(shape)
+
     def _beyond_limit(self, name: str, error: Array, floor: Array, edits: Edits | None) -> NDArray[np.bool_] | None:
         """The values of a result that are wrong without any mistake assumed; None if all are right."""
         if edits is not None:
-            bits = self._wrong.get(name)
-            return None if bits is None else np.unpackbits(bits, count=error.size).view(bool).reshape(error.shape)
+            return self.wrong(name)
         wrong = error > LIMIT * floor
         if not wrong.any():
             self._wrong.pop(name, None)
