@@ -63,9 +63,11 @@ def diagnose(
     gives the recorded numbers to rounding; mistakes that give them equally well are named with it.
     """
     from karat.check.diagnosis.diagnose import Diagnoser
+    from karat.check.diagnosis.disagreement import Ranks
     from karat.check.diagnosis.peers import graph_of, known_difference
     from karat.check.diagnosis.reference import departure, departure_alone, departure_lines
     from karat.check.diagnosis.wording import diagnosis_lines
+    from karat.check.model.roles import shortened
     from karat.check.replay.gathering import gathered
     from karat.check.replay.replay import Replay
     from karat.check.replay.resolution import resolution
@@ -78,7 +80,12 @@ def diagnose(
     if opened is None:
         assert right is not None
         raise typer.Exit(_show_alone(departure_alone(trace, right), trace, right, as_json=as_json))
-    trace, differing = gathered(opened.graph, trace)
+    ranked = trace
+    trace, differing = gathered(opened.graph, ranked)
+    ranks = Ranks(opened.graph, opened.weights(trace.info.dtype), ranked, differing) if differing else None
+    if (disagreement := ranks.disagreement() if ranks else None) is not None:
+        note(disagreement.text)
+        trace, _ = gathered(opened.graph, ranked, disagreement.rank)
     progress = Progress(quiet=quiet)
 
     def say(text: str) -> None:
@@ -89,6 +96,7 @@ def diagnose(
         opened.graph,
         opened.weights(trace.info.dtype),
         trace,
+        ranks=ranks if disagreement else None,
         seconds=seconds / 3,
         budget=seconds,
         progress=progress,
@@ -113,17 +121,21 @@ def diagnose(
         right, _ = gathered(opened.graph, right)
         graph = graph_of(right.info, opened)
         left = departure(diagnoser.replay, Replay(graph, opened.weights(right.info.dtype), right))
-    is_healthy = diagnosis.is_healthy and not tokens and not (left is not None and left.leaves)
+    is_healthy = diagnosis.is_healthy and disagreement is None and not tokens and not (left is not None and left.leaves)
     if as_json:
         facts = as_facts(diagnosis) | {"reach": resolution(diagnoser.replay), "different_on_ranks": differing}
+        facts |= {} if disagreement is None else {"ranks": asdict(disagreement)}
         facts |= {} if left is None else _of_reference(left)
         if tokens:
             facts |= {"tokens": [asdict(finding) for finding in tokens]}
         emit(json.dumps(facts if is_healthy else facts | {"verdict": "bug"}, indent=2, ensure_ascii=False) + "\n")
         raise _end(path, diagnosis, is_healthy=is_healthy)
     lines = diagnosis_lines(diagnosis, opened.graph, trace.info)
-    if differing:
-        lines += ["", f"not equal on all ranks, rank 0's is judged: {', '.join(differing[:8])}"]
+    if disagreement is not None:
+        lines[2:2] = ["", disagreement.text]
+    elif differing:
+        names = shortened(differing, opened.graph)
+        lines += ["", f"not equal on all ranks, by no more than rounding, and rank 0's is judged: {names}"]
     if left is not None and right is not None:
         lines += ["", *departure_lines(left, trace, right, every_op_right=diagnosis.is_healthy)]
     if not is_healthy and diagnosis.is_healthy:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from karat.check.diagnosis.assumed import Assumed, assumptions, explains, info_with, is_throughout
 from karat.check.diagnosis.budget import Budget
+from karat.check.diagnosis.disagreement import Ranks
 from karat.check.diagnosis.explain import Explainer
 from karat.check.diagnosis.fitted_head import tokens_wanted
 from karat.check.diagnosis.known_mistakes import KnownMistakes
@@ -30,6 +31,7 @@ from karat.check.trace.format import Trace
 class Diagnoser:
     """The diagnosis of one trace beside its model.
 
+    ranks     the ranks that the trace was joined from, if they have different numbers
     seconds   bounds each search for two mistakes at one place
     budget    seconds for all searches together; None: no bound
     progress  is called with what is being done, in a few words
@@ -42,6 +44,7 @@ class Diagnoser:
         weights: CheckpointWeights,
         trace: Trace,
         *,
+        ranks: Ranks | None = None,
         seed: int = 0,
         seconds: float = 20.0,
         budget: float | None = None,
@@ -50,7 +53,7 @@ class Diagnoser:
     ) -> None:
         self.graph = graph
         self.replay = Replay(graph, weights, trace, seed=seed)
-        self._weights, self._seed, self._seconds = weights, seed, seconds
+        self._weights, self._seed, self._seconds, self._ranks = weights, seed, seconds, ranks
         self._budget, self._progress, self._say = Budget(budget), progress, say
         self._enumeration = Enumeration(graph, weights, self.replay.tokens)
         self._explainer = self._explainer_of(self.replay)
@@ -179,11 +182,15 @@ class Diagnoser:
             item.explanations, item.not_tried = self._explainer.explain(item.finding)
 
     def _follows(self, item: Wrong) -> bool:
-        """Whether a result is wrong because it is computed through wrong results of which only some rows are recorded.
+        """Whether a result is wrong because ranks had different inputs, or because it is computed through wrong results
+        of which only some rows are recorded.
 
         If one known mistake gives the result, it is an explanation, and the result is one of the mistake's places.
         """
         finding, attempt = item.finding, self._explainer.attempt
+        if self._ranks is not None and self._ranks.explain(finding):
+            item.follows = True
+            return True
         through = [name for name in finding.segment[:-1] if name in self.replay.recorded]
         if not through:
             return False

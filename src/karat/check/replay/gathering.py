@@ -18,7 +18,7 @@ from karat.check.trace.format import Array, LazyArrays, Trace
 from karat.config import LayerShape
 from karat.errors import TraceError
 
-_SPLIT = frozenset(
+SPLIT = frozenset(
     "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm self_attn.q_rope "
     "self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention mlp.gate_proj mlp.up_proj mlp.act".split()
 )
@@ -27,10 +27,10 @@ _OF_HEADS = ("self_attn.q_proj", "self_attn.q_norm", "self_attn.q_rope", "self_a
 _OF_KV_HEADS = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.k_rope")
 
 
-def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
+def gathered(graph: Graph, trace: Trace, rank: int = 0) -> tuple[Trace, list[str]]:
     """The trace of the whole model, and the names of results that should be equal on all ranks and are not.
 
-    Where ranks differ, rank 0's result is taken. A trace of one rank is returned as it is. Raises TraceError if an
+    Where ranks differ, the result of `rank` is taken. A trace of one rank is returned as it is. Raises TraceError if an
     array lacks a rank, or shapes do not add up.
     """
     ranks = trace.info.ranks
@@ -39,10 +39,10 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
     shapes: dict[str, tuple[int, ...]] = {}
     parts: dict[str, set[int]] = defaultdict(set)
     for name in trace.arrays:
-        base, at, rank = name.rpartition("@")
-        if at and rank.isdigit():
+        base, at, number = name.rpartition("@")
+        if at and number.isdigit():
             if not is_part(base):
-                parts[base].add(int(rank))
+                parts[base].add(int(number))
         else:
             shapes[name] = trace.shape_of(name)
     for name, found in parts.items():
@@ -54,26 +54,26 @@ def gathered(graph: Graph, trace: Trace) -> tuple[Trace, list[str]]:
         if name not in parts:
             return trace.arrays[name]
         node = graph.nodes.get(name)
-        if node is None or node.role not in _SPLIT:
-            return trace.arrays[f"{name}@0"]
+        if node is None or node.role not in SPLIT:
+            return trace.arrays[f"{name}@{rank}"]
         shape = graph.shape(node)
-        by_rank = {rank: trace.arrays[f"{name}@{rank}"] for rank in range(ranks)}
-        return _joined(shape, node, by_rank, held.get(shape))
+        by_rank = {number: trace.arrays[f"{name}@{number}"] for number in range(ranks)}
+        return _joined(shape, node, by_rank, held.get(shape), rank)
 
     differing = []
     for name in parts:
         whole = joined(name)
         shapes[name] = whole.shape
         node = graph.nodes.get(name)
-        others = (trace.arrays[f"{name}@{rank}"] for rank in range(ranks))
-        if node is not None and node.role in _SPLIT:
+        others = (trace.arrays[f"{name}@{number}"] for number in range(ranks))
+        if node is not None and node.role in SPLIT:
             shape = graph.shape(node)
             same = node.role not in _OF_KV_HEADS or _copies_agree(
                 shape, whole, dict(enumerate(others)), held.get(shape)
             )
         else:
             same = all(np.array_equal(array, whole, equal_nan=True) for array in others)
-        if not same:
+        if node is not None and not same:
             differing.append(name)
     return Trace(replace(trace.info, ranks=1), LazyArrays(shapes, joined), trace.path, shapes), differing
 
@@ -120,16 +120,18 @@ def _copies_agree(shape: LayerShape, whole: Array, by_rank: Mapping[int, Array],
     )
 
 
-def _joined(shape: LayerShape, node: Node, by_rank: Mapping[int, Array], held: Sequence[range] | None) -> Array:
-    """The parts side by side; a KV head that several ranks hold is taken once."""
+def _joined(
+    shape: LayerShape, node: Node, by_rank: Mapping[int, Array], held: Sequence[range] | None, first: int
+) -> Array:
+    """The parts side by side; a KV head that several ranks hold is taken once, of rank `first` if it holds it."""
     axis = 0 if node.kind in ("scores", "softmax") else 1
     parts = [np.asarray(by_rank[rank]) for rank in sorted(by_rank)]
     if node.role in _OF_KV_HEADS:
         parts = [part.reshape(len(part), -1, shape.head_dim) for part in parts]
         if held and [part.shape[1] for part in parts] == [len(heads) for heads in held]:
             whole = np.zeros((len(parts[0]), shape.num_kv_heads, shape.head_dim), parts[0].dtype)
-            for part, heads in zip(parts, held, strict=True):
-                whole[:, heads.start : heads.stop] = part
+            for number in sorted(range(len(parts)), key=lambda number: number == first):
+                whole[:, held[number].start : held[number].stop] = parts[number]
             return whole if by_rank[0].ndim == 3 else whole.reshape(len(whole), -1)
         copies = sum(part.shape[1] for part in parts) / shape.num_kv_heads
         if copies > 1 and copies == int(copies):
