@@ -39,7 +39,7 @@ ROWS = [
 ]
 ROW_OF = {room: number for number, row in enumerate(ROWS) for room in row}
 
-# The rooms of karat.check: each imports from itself and from the rooms above it (docs/check.md).
+# The rooms of karat.check: each imports from itself and from the rooms above it (docs/check-rooms.md).
 CHECK_ROWS = "trace model files mistakes replay text record diagnosis session stages report ranks".split()
 
 # The rooms of karat.server, and of which of them each may import: a protocol knows no other protocol.

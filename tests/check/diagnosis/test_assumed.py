@@ -86,6 +86,7 @@ def test_what_is_stated_is_believed(tmp_path: Path) -> None:
     trace = Trace(make_info(ids, kv_dtype="float32"), {"lm_head": logits_of(model, ids)})
     diagnosis, text = said(model, trace)
     assert not diagnosis.is_healthy and not diagnosis.named and diagnosis.assumed is None, text
+    assert "a float16 cache would explain it, and the trace states kv_dtype='float32'" in text
 
 
 @pytest.mark.drawn(1)

@@ -136,7 +136,17 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_sequences_must_be_there_from_the_start() -> None:
     with pytest.raises(TraceError, match="sequence 1 has positions"):
-        Tokens.of(make_info([1, 2, 3], sequences=(0, 1, 1), positions=(0, 1, 2)))
+        Tokens.of(make_info([1, 2, 3], sequences=(0, 1, 1), positions=(0, 3, 4)))
+    with pytest.raises(TraceError, match=r"token 2 has position 0, after 1 in the same step.*sequences=\["):
+        Tokens.of(make_info([1, 2, 3], positions=(0, 1, 0)))
+
+
+def test_wrong_positions_of_an_engine_are_taken_and_kept_beside_the_right_ones() -> None:
+    for stated, steps in (((1, 2, 3), (0,)), ((0, 1, 0), (0, 2)), ((0, 1, 1), (0,)), ((0, 1, 7), (0, 2))):
+        tokens = Tokens.of(make_info([1, 2, 3], positions=stated, steps=steps))
+        assert tokens.positions.tolist() == [0, 1, 2] and tokens.context == 3
+        assert tokens.stated is not None and tuple(tokens.stated.tolist()) == stated
+    assert Tokens.of(make_info([1, 2, 3])).stated is None
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=12), st.data())

@@ -17,14 +17,14 @@ from karat.check.trace.format import TraceInfo
 from karat.config import FloatName
 from karat.quant import FORMATS
 
-_CACHES: tuple[FloatName, ...] = ("float16", "bfloat16")
+CACHES: tuple[FloatName, ...] = ("float16", "bfloat16")
 _SCREENED = 3  # wrong results that are tried first; the rest are tried only if one of these is explained
 # A cache's rounding is reproduced, but for numbers that fall to the other side of a tie: half of the error may be left.
 _LEFT_BY_CACHE = 0.5
 # Rounded activations cannot be reproduced, and only raise the floor. So the errors must be as large as such rounding
 # makes them, and all results behind such a product must be off.
 _LEAST_OF_ACTIVATIONS, _MANY = 0.05, 4
-_STATE_ALL = ("karat ", "transformers ")  # executors whose traces leave nothing out
+STATE_ALL = ("karat ", "transformers ")  # executors whose traces leave nothing out
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Assumed:
 def assumptions(replay: Replay) -> Iterator[Assumed]:
     """The roundings that this trace may leave out, the likeliest first."""
     info = replay.trace.info
-    if info.executor.startswith(_STATE_ALL):
+    if info.executor.startswith(STATE_ALL):
         return
-    narrower: list[FloatName] = [name for name in _CACHES if info.kv_dtype is None and PRECISION[name] > replay.unit]
+    narrower: list[FloatName] = [name for name in CACHES if info.kv_dtype is None and PRECISION[name] > replay.unit]
     yield from (Assumed(kv_dtype) for kv_dtype in narrower)
     if info.activations is None and any(_has_blocks(replay, name) for name in replay.graph.nodes):
         yield from (Assumed(kv_dtype, "ggml") for kv_dtype in (None, *narrower[:1]))

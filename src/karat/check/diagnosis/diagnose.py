@@ -15,6 +15,7 @@ from karat.check.diagnosis.disagreement import Ranks
 from karat.check.diagnosis.explain import Explainer
 from karat.check.diagnosis.fitted_head import tokens_wanted
 from karat.check.diagnosis.known_mistakes import KnownMistakes
+from karat.check.diagnosis.stated import other_cache
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.diagnosis.wording import located
 from karat.check.mistakes.enumerate import Enumeration
@@ -171,6 +172,9 @@ class Diagnoser:
         for item in wrong:
             if not (item.explanations or item.follows):
                 item.pattern = pattern_of(self.replay, item.finding.name)
+        unexplained = [item for item in wrong if not (item.explanations or item.follows or item.empty)]
+        if unexplained and (cache := other_cache(self.replay, self._replay_under, unexplained)):
+            unexplained[0].hint = cache
         return wrong
 
     def _explain(self, item: Wrong) -> None:

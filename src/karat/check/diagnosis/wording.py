@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from karat.check.diagnosis.explain import EVERYTHING
 from karat.check.diagnosis.pattern_words import pattern_lines, token_text
+from karat.check.diagnosis.stated import position_lines
 from karat.check.diagnosis.verdict import Diagnosis, Named, Wrong
 from karat.check.mistakes.catalogue import BUGS
 from karat.check.model.graph import Graph
@@ -19,8 +20,9 @@ _SHOWN = 8
 def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list[str]:
     """The verdict first, then each bug with its evidence, then what was not judged, or is not in the trace."""
     judged = len(diagnosis.findings)
+    engine = "an engine without a name (executor)" if info.executor == "unknown" else info.executor
     lines = [
-        f"{info.executor}, {info.dtype}: {info.num_tokens} tokens in {len(info.steps)} "
+        f"{engine}, {info.dtype}: {info.num_tokens} tokens in {len(info.steps)} "
         f"step{'s' * (len(info.steps) > 1)}, {judged} results re-run from their recorded inputs"
     ]
     if diagnosis.is_healthy:
@@ -40,6 +42,7 @@ def diagnosis_lines(diagnosis: Diagnosis, graph: Graph, info: TraceInfo) -> list
         lines.append("verdict: bug")
     if diagnosis.assumed is not None:
         lines.append(diagnosis.assumed.text(alone=diagnosis.is_healthy))
+    lines += position_lines(info)
     for number, named in enumerate(diagnosis.named, 1):
         lines += ["", *_named_lines(named, graph, info, number if len(diagnosis.named) > 1 else None)]
     alike = _alike(diagnosis.unexplained)

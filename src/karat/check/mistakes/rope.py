@@ -25,6 +25,7 @@ _OF_STEPS = {
     "frozen-last": "every decode step has the last position of the prompt",
 }
 _FLAT = {"flat": "positions go on from one sequence to the next"}
+_STATED = {"stated": "the positions that the trace states"}
 
 
 @mistake("rope", of=ops.rope)
@@ -61,7 +62,7 @@ def direction(angles: Op[Angles], a: Angles, sign: int) -> Array:
     return angles(a) * sign
 
 
-@mistake("rope", of=ops.angles, choices=(*_OF_STEPS, *_FLAT, int))
+@mistake("rope", of=ops.angles, choices=(*_OF_STEPS, *_FLAT, *_STATED, int))
 def positions(angles: Op[Angles], a: Angles, kind: str | int) -> Array:
     return angles(replace(a, positions=position_map(kind, a.context.tokens)))
 
@@ -92,6 +93,8 @@ def position_map(kind: str | int, tokens: Tokens) -> NDArray[np.int64]:
             return _frozen(np.where(tokens.steps == 0, right, 0), tokens)
         case "flat":
             return np.arange(len(right), dtype=np.int64)
+        case "stated":
+            return right if tokens.stated is None else tokens.stated
     raise AssertionError(kind)
 
 
@@ -120,6 +123,7 @@ def _rope_params(scope: Scope, shape: LayerShape, rope: RopeConfig) -> Iterator[
     for by in (-2, -1, 1, 2):
         yield "rope-position", f"positions shifted by {by:+d}", {"positions": by}
     kinds = (_OF_STEPS if scope.tokens.num_steps > 1 else {}) | ({} if scope.tokens.is_single else _FLAT)
+    kinds |= {} if scope.tokens.stated is None else _STATED
     for kind, detail in kinds.items():
         yield "rope-position", detail, {"positions": kind}
     for detail, config in rope_mistakes(rope):

@@ -14,10 +14,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.trace.format import TraceInfo
+from karat.check.trace.format import TraceInfo, counted
 from karat.errors import TraceError
 
 NOBODY = -1  # a slot that holds zeros
+_LARGEST_SHIFT = 2  # of an engine's positions; a trace with larger ones begins in the middle
 # Faults of a cache. "right" is the table without a fault.
 CACHE_FAULTS: Mapping[str, str] = {
     "not-written": "K and V of tokens after the first step never reach the cache",
@@ -31,30 +32,46 @@ CACHE_FAULTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Each [tokens]: ids, positions, sequences and steps. context: the number of tokens of the longest sequence."""
+    """Each [tokens]: ids, positions, sequences and steps. context: the number of tokens of the longest sequence.
+
+    stated: the positions that the trace states; None: the right ones.
+    """
 
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     sequences: NDArray[np.int64]
     steps: NDArray[np.int64]
     context: int
+    stated: NDArray[np.int64] | None = None
     _sources: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, info: TraceInfo) -> "Tokens":
-        """Raises TraceError for a sequence that does not have the positions 0, 1, 2 … in order."""
+        """Positions are counted; an engine may state wrong ones.
+
+        Raises TraceError where these rather say that the trace is not whole: it begins later, or its sequences are not
+        told apart.
+        """
         count = info.num_tokens
-        positions = np.array(info.positions, np.int64)
+        positions, stated = np.array(counted(info.sequences), np.int64), np.array(info.positions, np.int64)
         sequences = np.array(info.sequences, np.int64)
+        steps = np.searchsorted(np.array(info.steps), np.arange(count), side="right") - 1
         for sequence in np.unique(sequences):
-            of_one = positions[sequences == sequence]
-            if not np.array_equal(of_one, np.arange(len(of_one))):
+            of_one = stated[sequences == sequence]
+            if of_one[0] > _LARGEST_SHIFT:
                 raise TraceError(
                     f"sequence {sequence} has positions {of_one[:8].tolist()}…; a trace needs all tokens "
                     "from position 0 on, in order: start before the prompt, with an empty cache"
                 )
-        steps = np.searchsorted(np.array(info.steps), np.arange(count), side="right") - 1
-        return cls(np.array(info.token_ids, np.int64), positions, sequences, steps, int(positions.max()) + 1)
+        again = np.flatnonzero((np.diff(stated) < 0) & (np.diff(sequences) == 0) & (np.diff(steps) == 0)) + 1
+        if len(again):
+            raise TraceError(
+                f"token {again[0]} has position {stated[again[0]]}, after {stated[again[0] - 1]} in the same step and "
+                "sequence: if another sequence begins there, state sequences=[0, 0, …, 1, 1, …], one number a token"
+            )
+        wrong = None if np.array_equal(stated, positions) else stated
+        ids = np.array(info.token_ids, np.int64)
+        return cls(ids, positions, sequences, steps, int(positions.max()) + 1, wrong)
 
     @property
     def num_tokens(self) -> int:

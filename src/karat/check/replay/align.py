@@ -100,7 +100,9 @@ def _shape(trace: Trace, name: str, place: Place) -> tuple[int, ...]:
             break  # one token, of several heads
         shape = shape[1:]
     if len(shape) <= axis or shape[axis] != len(rows):
-        raise TraceError(f"{name}: shape {found}; expected {len(rows)} tokens on axis {axis}")
+        is_rows_left_out = name not in trace.info.rows and len(shape) > axis and shape[axis] < len(rows)
+        few = f'; if it has some tokens only, say which: rows={{"{name}": [token indices]}}' if is_rows_left_out else ""
+        raise TraceError(f"{name}: shape {found}; expected {len(rows)} tokens on axis {axis}{few}")
     if has_keys and (len(shape) != 3 or shape[0] != (place.num_heads if heads is None else len(heads))):
         raise TraceError(f"{name}: shape {found}; expected [{place.num_heads} heads, tokens, keys]")
     if not has_keys and prod(shape[1:]) != prod(place.features):

@@ -59,13 +59,39 @@ def misnamed_of(graph: Graph, trace: Trace) -> tuple[list[Misnamed], list[str]]:
     """
     known = {*graph.nodes, *KNOWN_EXTRAS}
     used = dict.fromkeys([*trace.arrays, *trace.info.rows, *trace.info.heads])
-    misnamed, unknown = [], []
-    for name in used:
-        if name not in known and not is_part(name):
+    others = [name for name in used if name not in known and not is_part(name)]
+    misnamed, alike = _by_prefix(others, known)
+    unknown = []
+    for name in others:
+        if name not in alike:
             found = _meant(graph, name, known, known - {*trace.arrays})
             misnamed += [found] if found else []
             unknown += [] if found else [name]
     return misnamed, unknown
+
+
+def _by_prefix(names: Sequence[str], known: Collection[str]) -> tuple[list[Misnamed], set[str]]:
+    """Names that a common prefix makes wrong, too many or too few words of it, as one each; and all these names."""
+    begins = {n.partition(".")[0] + "." for n in known if "." in n}
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        cuts = [i + 1 for i, letter in enumerate(name) if letter in "./"]
+        if found := next((name[:cut] for cut in cuts if name[cut:] in known), None):
+            groups.setdefault(("begin", found), []).append(name)
+        elif lost := next((begin for begin in begins if begin + name in known), None):
+            groups.setdefault(("lack", lost), []).append(name)
+    misnamed, alike = [], set()
+    for (what, prefix), group in groups.items():
+        if len(group) > 1:
+            why = (
+                f"{len(group)} names begin with {prefix!r}"
+                if what == "begin"
+                else f"{len(group)} names lack {prefix!r}"
+            )
+            meant = group[0].removeprefix(prefix) if what == "begin" else prefix + group[0]
+            misnamed.append(Misnamed(group[0], meant, f"this and others, {why}"))
+            alike |= {*group}
+    return misnamed, alike
 
 
 def _meant(graph: Graph, name: str, known: Collection[str], free: Collection[str]) -> Misnamed | None:

@@ -137,10 +137,15 @@ def make_info(token_ids: Sequence[int], **fields: Any) -> TraceInfo:
     sequences = tuple(fields.pop("sequences", None) or (0,) * len(token_ids))
     positions = fields.pop("positions", None)
     if positions is None:
-        seen: dict[int, int] = {}
-        counted = []
-        for sequence in sequences:
-            counted.append(seen.get(sequence, 0))
-            seen[sequence] = counted[-1] + 1
-        positions = counted
+        positions = counted(sequences)
     return TraceInfo(token_ids=tuple(token_ids), positions=tuple(positions), sequences=sequences, **fields)
+
+
+def counted(sequences: Sequence[int]) -> tuple[int, ...]:
+    """The position of each token: how many tokens of its sequence come before it."""
+    seen: dict[int, int] = {}
+    positions = []
+    for sequence in sequences:
+        positions.append(seen.get(sequence, 0))
+        seen[sequence] = positions[-1] + 1
+    return tuple(positions)
