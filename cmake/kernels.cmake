@@ -103,7 +103,7 @@ list(TRANSFORM linear_sources PREPEND "${source_dir}/")
 list(TRANSFORM other_sources PREPEND "${source_dir}/")
 set(native_sources formats/packed.cpp group/collective.cpp kernels/sampling.cpp plan/finish.cpp plan/fuse.cpp
     plan/plan.cpp plan/step.cpp plan/step_input.cpp plan/weights.cpp runtime/isa.cpp runtime/memory.cpp
-    runtime/pool.cpp)
+    runtime/crew.cpp runtime/pool.cpp)
 list(TRANSFORM native_sources PREPEND "${source_dir}/")
 file(GLOB op_sources CONFIGURE_DEPENDS "${source_dir}/plan/ops/*.cpp")  # an op is a file
 list(APPEND native_sources ${op_sources})

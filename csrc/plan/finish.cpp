@@ -24,7 +24,7 @@ void Plan::finish(const StepLimits& limits, const Registers& kept, bool fusing) 
     lower();
     place_registers(lives(kept), cut_into_phases());
     finish_ops();
-    counters_ = std::make_unique<std::atomic<std::uint64_t>[]>(static_cast<std::size_t>(pool_->size()) * ops_.size());
+    counters_ = std::make_unique<std::atomic<std::uint64_t>[]>(static_cast<std::size_t>(crew_.size()) * ops_.size());
     finished_ = true;
 }
 
@@ -48,7 +48,7 @@ void Plan::finish_ops() {
     }
     const std::size_t bytes = (asked.scratch_bytes + 4095) / 4096 * 4096;
     scratch_stride_ = bytes / sizeof(float);
-    scratch_ = Memory(product({bytes, static_cast<std::size_t>(pool_->size())}));
+    scratch_ = Memory(product({bytes, static_cast<std::size_t>(crew_.size())}));
     workspace_ = Memory(asked.workspace_bytes);
 }
 

@@ -4,7 +4,7 @@
 namespace karat {
 
 Plan::Plan(const Kernels& kernels, const IntegerKernels& integers, int num_threads, Activations activations)
-    : kernels_(kernels), integers_(integers), activations_(activations), pool_(Pool::of(num_threads)) {}
+    : kernels_(kernels), integers_(integers), activations_(activations), crew_(num_threads) {}
 Plan::~Plan() = default;
 
 Register Plan::new_register(const RegisterInfo& info) {

@@ -17,8 +17,8 @@
 
 #include "plan/op.h"
 #include "plan/require.h"
+#include "runtime/crew.h"
 #include "runtime/memory.h"
-#include "runtime/pool.h"
 
 namespace karat {
 
@@ -99,7 +99,7 @@ private:
     const Kernels& kernels_;
     const IntegerKernels& integers_;
     const Activations activations_;
-    std::shared_ptr<Pool> pool_;
+    Crew crew_;
     TransportRef group_;  // null without collectives
     std::uint32_t num_collectives_ = 0;
     std::vector<RegisterInfo> registers_;

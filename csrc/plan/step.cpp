@@ -30,7 +30,7 @@ bool StepContext::exchange(std::uint32_t collective, int thread) {
 void Plan::work(StepContext& step, int thread) {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
         if (ops_[i]->is_idle(step)) continue;
-        if (barrier_before_[i]) pool_->barrier();
+        if (barrier_before_[i]) step.pool.barrier();
         if (!step.stopped.load(std::memory_order_relaxed)) ops_[i]->run(step, thread);
     }
 }
@@ -51,11 +51,13 @@ Overflow Plan::run(const StepInput& input) {
     check(input);
     for (const auto& op : ops_) op->begin(input);
     num_rows_ = {input.num_tokens, input.num_seqs, input.num_wanted};  // by Rows
-    const std::size_t num_counters = static_cast<std::size_t>(pool_->size()) * ops_.size();
+    const std::size_t num_counters = static_cast<std::size_t>(crew_.size()) * ops_.size();
     for (std::size_t i = 0; i < num_counters; ++i) counters_[i].store(0, std::memory_order_relaxed);
-    StepContext step(*this, input);
+    Pool& pool = crew_.next();
+    StepContext step(*this, input, pool);
     if (group_) step.first_collective = group_->reserve(group_->self, num_collectives_);
-    pool_->run(task, &step);
+    if (group_) pool.run(task, &step);  // which may wait for a slow rank: that says nothing about these threads
+    else crew_.run(task, &step);
     if (step.stopped) throw std::runtime_error("the step was abandoned: another rank failed");
     return step.overflow;
 }

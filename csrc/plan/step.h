@@ -10,14 +10,15 @@ namespace karat {
 // The state of a step, shared by all threads.
 class StepContext {
 public:
-    StepContext(Plan& plan, const StepInput& input)
-        : plan(plan), kernels(plan.kernels_), integers(plan.integers_), input(input),
-          num_threads(static_cast<std::size_t>(plan.pool_->size())) {}
+    StepContext(Plan& plan, const StepInput& input, Pool& pool)
+        : plan(plan), kernels(plan.kernels_), integers(plan.integers_), input(input), pool(pool),
+          num_threads(static_cast<std::size_t>(pool.size())) {}
 
     Plan& plan;
     const Kernels& kernels;
     const IntegerKernels& integers;
     const StepInput& input;
+    Pool& pool;
     const std::size_t num_threads;
     std::uint32_t first_collective = 0;
     std::atomic<bool> stopped{false};  // the step was abandoned: threads go through the rest without working

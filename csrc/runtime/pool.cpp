@@ -5,6 +5,7 @@
 #include <sched.h>
 #endif
 
+#include <algorithm>
 #include <cfenv>
 #include <map>
 #include <mutex>
@@ -12,21 +13,34 @@
 #include <string>
 #include <system_error>
 
+#include "runtime/clock.h"
 #include "runtime/float_env.h"
 #include "runtime/spin.h"
 
 namespace karat {
 namespace {
 
-// Returns when `value` is no longer `old`.
-void wait_while(std::atomic<std::uint32_t>& value, std::uint32_t old, std::atomic<int>& sleeping, int spins) {
+constexpr int kShortSpins = 64;  // too short to look at a clock
+
+thread_local double asleep_s = 0;  // for how long this thread slept in all, and spun before it slept
+
+bool changes(const std::atomic<std::uint32_t>& value, std::uint32_t old, int spins) {
     for (int spin = 0; spin < spins; ++spin) {
-        if (value.load(std::memory_order_acquire) != old) return;
+        if (value.load(std::memory_order_acquire) != old) return true;
         relax();
     }
+    return false;
+}
+
+// Returns when `value` is no longer `old`.
+void wait_while(std::atomic<std::uint32_t>& value, std::uint32_t old, std::atomic<int>& sleeping, int spins) {
+    if (changes(value, old, std::min(spins, kShortSpins))) return;
+    const double begun_s = seconds();
+    if (changes(value, old, spins - kShortSpins)) return;
     sleeping.fetch_add(1);
     while (value.load() == old) value.wait(old);
     sleeping.fetch_sub(1);
+    asleep_s += seconds() - begun_s;
 }
 
 // How often a thread of a pool spins. Not at all if there are more threads than CPUs that they may run on: a spinning
@@ -124,19 +138,21 @@ void Pool::work(int thread) {
     }
 }
 
-void Pool::run(Task task, void* argument) {
+Pool::Times Pool::run(Task task, void* argument) {
     if (process_ != forks)
         throw std::runtime_error(
             "this process was forked from one that had loaded the model: its threads exist only there; "
             "load the model after forking, or start processes with the \"spawn\" method");
     const std::lock_guard lock(shared().running);
     const DefaultFloatEnv env;
+    const double begun_s = seconds(), slept_before_s = asleep_s;
     task_ = task;
     argument_ = argument;
     generation_.fetch_add(1);
     if (sleeping_.load() > 0) generation_.notify_all();
     task(argument, 0);
     barrier_.wait();
+    return {seconds() - begun_s, asleep_s - slept_before_s};
 }
 
 }  // namespace karat

@@ -38,9 +38,12 @@ public:
 
     int size() const { return size_; }
 
+    // Of a run: how long it took, and for how much of that its caller slept and spun before it slept.
+    struct Times { double all_s = 0, asleep_s = 0; };
+
     // Calls task(argument, thread) on every thread, in the default floating-point environment; returns when all are
     // done. Throws std::runtime_error in a forked child, where the threads do not exist.
-    void run(Task task, void* argument);
+    Times run(Task task, void* argument);
 
     // For tasks: all threads wait here for each other.
     void barrier() { barrier_.wait(); }

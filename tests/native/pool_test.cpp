@@ -13,9 +13,11 @@
 #include <vector>
 
 #include "check.h"
+#include "runtime/crew.h"
 
 namespace {
 
+using karat::Crew;
 using karat::Pool;
 using Milliseconds = std::chrono::milliseconds;
 
@@ -187,6 +189,54 @@ void a_fork_in_the_middle_of_a_run_leaves_the_child_free() {
     other.join();
 }
 
+// A thread that comes late to each barrier stands for one that gets no core.
+void crew_step(Crew& crew, int late_ms) {
+    Pool& pool = crew.next();
+    struct Step {
+        Pool& pool;
+        int late_ms;
+    } step{pool, late_ms};
+    crew.run(
+        [](void* argument, int thread) {
+            const auto& [pool, late_ms] = *static_cast<Step*>(argument);
+            for (int i = 0; i < 5; ++i) {
+                if (thread == pool.size() - 1 && thread > 0) std::this_thread::sleep_for(Milliseconds(late_ms));
+                pool.barrier();
+            }
+        },
+        &step);
+}
+
+void a_crew_whose_threads_come_late_halves_itself_and_tries_again() {
+    for (const int size : {2, 5}) {
+        Crew crew(size);
+        CHECK(crew.size() == size && crew.next().size() == size);
+        for (int half = size / 2; half >= 1; half /= 2) {
+            for (int i = 0; i < 20 && crew.next().size() > half; ++i) crew_step(crew, 20);
+            CHECK(crew.next().size() == half);
+        }
+        CHECK(crew.size() == size);
+        for (int i = 0; i < 200; ++i) crew_step(crew, 20);  // of one thread nobody is late
+        std::this_thread::sleep_for(Milliseconds(600));
+        CHECK(crew.next().size() == size);
+        for (int i = 0; i < 20; ++i) crew_step(crew, 20);
+        CHECK(crew.next().size() == 1);
+        std::this_thread::sleep_for(Milliseconds(600));
+        CHECK(crew.next().size() == 1);  // the second pause is longer
+    }
+}
+
+void one_late_thread_among_many_steps_halves_no_crew() {
+    Crew crew(2);
+    for (int i = 0; i < 3; ++i) {
+        crew_step(crew, 3);
+        Pool& pool = crew.next();
+        CHECK(pool.size() == 2);
+        crew.run([](void*, int) { std::this_thread::sleep_for(Milliseconds(60)); }, nullptr);
+        CHECK(crew.next().size() == 2);
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -201,4 +251,6 @@ int main() {
     RUN(the_floating_point_environment_is_the_default_and_comes_back);
     RUN(a_forked_child_is_refused_and_may_make_its_own);
     RUN(a_fork_in_the_middle_of_a_run_leaves_the_child_free);
+    RUN(a_crew_whose_threads_come_late_halves_itself_and_tries_again);
+    RUN(one_late_thread_among_many_steps_halves_no_crew);
 }
