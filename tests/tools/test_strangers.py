@@ -85,7 +85,7 @@ def _answer(*bugs: list[list[str]], unexplained: tuple[str, ...] = (), verdict: 
     place = "model.layers.0.self_attn.q_rope"
     results = [{"name": name, "segment": [name, "model.layers.1.mlp.act"]} for name in unexplained]
     said = [{"classes": classes, "places": [place]} for classes in bugs]
-    return {"verdict": verdict, "bugs": said, "unexplained": list(unexplained), "results": results}
+    return {"verdict": verdict, "bugs": said, "unexplained": list(unexplained), "results": results, "patterns": {}}
 
 
 ROPE, BIAS = Expect(("rope-theta",), ("q_rope",), ("rope-*",)), Expect(("bias-missing",), ("k_proj",))

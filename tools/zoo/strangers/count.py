@@ -85,11 +85,13 @@ def count(args: argparse.Namespace) -> int:
     row(*["---"] * 6)
     outcomes: Counter[str] = Counter()
     of_parts: Counter[bool] = Counter()
+    bare: list[str] = []
     for bug in BUGS:
         if not args.only or bug.name in args.only:
             found, took = case(bug, args)
             row(f"`{bug.name}`", bug.group, bug.expected, found.said, f"{took:.1f}", found.outcome)
             outcomes[found.outcome] += 1
+            bare += [bug.name] if found.bare else []
             of_parts[found.outcome in (RIGHT, CLASS)] += bug.group == "part"
     healthy: Counter[str] = Counter()
     for name, (model, setting) in () if args.only else SETTINGS.items():
@@ -98,10 +100,14 @@ def count(args: argparse.Namespace) -> int:
         row(name, "healthy", "no bug", found.said, f"{took:.1f}", found.outcome)
         healthy[found.outcome] += 1
     print("\n" + ", ".join(f"{outcome}: {number}" for outcome, number in outcomes.most_common()) + "\n")
-    return goals(outcomes, of_parts, healthy, args)
+    if bare:
+        print(f"Without a pattern: {', '.join(bare)}\n")
+    return goals(outcomes, of_parts, healthy, bare, args)
 
 
-def goals(outcomes: Counter[str], of_parts: Counter[bool], healthy: Counter[str], args: argparse.Namespace) -> int:
+def goals(
+    outcomes: Counter[str], of_parts: Counter[bool], healthy: Counter[str], bare: list[str], args: argparse.Namespace
+) -> int:
     """Print each goal beside what was reached."""
     all_of_them = sum(outcomes.values())
     named = outcomes[RIGHT] + outcomes[CLASS]
@@ -114,6 +120,7 @@ def goals(outcomes: Counter[str], of_parts: Counter[bool], healthy: Counter[str]
             f"{healthy[HEALTHY]} of {healthy.total()}",
             healthy.total() == healthy[HEALTHY],
         ),
+        ("answers without name and pattern 0", str(len(bare)), not bare),
         ("bugs that move something: all", f"{all_of_them - outcomes[UNSEEN]} of {all_of_them}", not outcomes[UNSEEN]),
     ]
     row("goal", "counted", "")

@@ -15,6 +15,7 @@ FALSE_ALARM, HEALTHY = "FALSE ALARM", "no alarm"
 class Judged:
     outcome: str
     said: str  # the names, or where something is wrong
+    bare: bool = False  # a result is wrong that has neither a name nor a pattern
 
 
 def judge_healthy(answer: dict[str, Any] | None, error: str) -> Judged:
@@ -28,17 +29,18 @@ def judge(wants: tuple[Expect, ...], answer: dict[str, Any] | None, error: str) 
     """`answer`: None if the trace could not be judged; `error` says why then."""
     if answer is None:
         return Judged(REFUSED, error)
+    bare = any(name not in answer["patterns"] for name in answer["unexplained"])
     found: dict[int, bool] = {}  # number of the expected mistake → named rightly, not only by its class
     for bug in answer["bugs"]:
         fits = [(i, rank_of(want, bug["classes"])) for i, want in enumerate(wants)]
         fits = [(i, fit) for i, fit in fits if fit is not None]
         if not fits:
-            return Judged(WRONG, said(answer))
+            return Judged(WRONG, said(answer), bare)
         for i, fit in fits:
             found[i] = found.get(i, False) or fit
     if len(found) == len(wants):
-        return Judged(RIGHT if all(found.values()) else CLASS, said(answer))
-    return Judged(PLACE if found or at_place(wants, answer) else NOWHERE, said(answer))
+        return Judged(RIGHT if all(found.values()) else CLASS, said(answer), bare)
+    return Judged(PLACE if found or at_place(wants, answer) else NOWHERE, said(answer), bare)
 
 
 def rank_of(want: Expect, alternatives: list[list[str]]) -> bool | None:
