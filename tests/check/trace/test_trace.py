@@ -105,6 +105,8 @@ GOOD = {"version": 1, "token_ids": [5, 6, 7]}
         ({"dtype": "int8"}, "dtype='int8'"),
         ({"rows": {"lm_head": [3]}}, "rows of 'lm_head' go up to 3"),
         ({"rows": [1]}, "rows: expected an object"),
+        ({"rows": {"lm_head@0": [1], "lm_head@1": [2]}}, "rows of 'lm_head@1' are not those of 'lm_head'"),
+        ({"rows": {"lm_head@0": [1], "lm_head": [2]}}, "rows of 'lm_head@0' are not those of 'lm_head'"),
         ({"ranks": 0}, "ranks=0"),
         ({"prompt": 3}, "prompt=3; expected str"),
         ({"tokenids": [1]}, "unknown key 'tokenids'"),
@@ -114,6 +116,13 @@ def test_descriptions_that_are_wrong_are_refused(tmp_path: Path, changes: Any, c
     save_file({"x": np.zeros((3, 1), np.float32)}, tmp_path / "t", metadata={"karat_trace": json.dumps(GOOD | changes)})
     with pytest.raises(TraceError, match=re.escape(complaint)):
         read_trace(tmp_path / "t")
+
+
+def test_rows_of_a_rank_are_rows_of_the_whole(tmp_path: Path) -> None:
+    rows = {"lm_head@0": [2], "lm_head@1": [2]}
+    about = json.dumps(GOOD | {"ranks": 2, "rows": rows})
+    save_file({"x": np.zeros((3, 1), np.float32)}, tmp_path / "t", metadata={"karat_trace": about})
+    assert read_trace(tmp_path / "t").rows_of("lm_head").tolist() == [2]
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

@@ -102,6 +102,12 @@ def _read_info(path: Path, raw: Any) -> TraceInfo:
         ):
             raise fail(f"{key}: expected an object of lists of integers of at least 0, by array name")
         fields[key] = {name: tuple(values) for name, values in table.items()}
+    for name, rows in list(fields["rows"].items()):
+        base, at, number = name.rpartition("@")
+        if at and number.isdigit() and fields["rows"].setdefault(base, rows) != rows:
+            raise fail(
+                f"rows of {shown(name)} are not those of {shown(base)} or of another rank; ranks compute the same"
+            )
     for name, rows in fields["rows"].items():
         if any(row >= num_tokens for row in rows):
             raise fail(f"rows of {shown(name)} go up to {max(rows)}, and there are {num_tokens} tokens")
