@@ -1,5 +1,6 @@
 """Mistakes about tokens are named from the ids: each is made here without the code that names it."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
-from karat.check.text.prompt import token_findings, token_lines
+from karat.check.model.checked import open_model
+from karat.check.text.prompt import findings_of_model, token_findings, token_lines
 from karat.check.trace.format import Trace, make_info
 from karat.text import Tokenizer
 from tests.cli import alphabet_model
@@ -111,3 +113,19 @@ def test_greedy_takes_the_likeliest_and_the_lowest_of_equals(folder: Path) -> No
     assert not _found(folder, ids, {"lm_head": logits}, generated=(7, 8), sampling={"temperature": 0.7})
     last = {"lm_head": logits[2:]}
     assert [n for n, _ in _found(folder, ids, last, rows={"lm_head": (2, 3)}, **options)] == [("greedy",)]
+    logits[2, 3], logits[3, 2] = 0, 1
+    assert not _found(folder, ids, {"lm_head": logits}, **options | {"generated": (7, 8, 2)})  # 2 was not computed
+    ((names, where),) = _found(folder, ids, {"lm_head": logits}, **options | {"generated": (7, 8, 4)})
+    assert names == ("greedy",) and "generated token 2 is 4" in where
+
+
+def test_the_choice_of_tokens_needs_no_tokenizer(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folder, model, ignore=shutil.ignore_patterns("tokenizer*"))
+    logits = np.eye(3, 259, dtype=np.float32)
+    options: Any = {"generated": (1, 8), "sampling": {"temperature": 0}}
+    known = open_model(str(model))
+    (finding,) = findings_of_model(known, Trace(make_info([5, 1, 8], **options), {"lm_head": logits}))
+    assert finding.bugs == ("greedy",) and "generated token 0 is 1" in finding.where
+    of_two = make_info([5, 1, 8], sequences=[0, 1, 0], **options)
+    assert findings_of_model(known, Trace(of_two, {"lm_head": logits})) == []

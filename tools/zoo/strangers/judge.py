@@ -31,7 +31,7 @@ def judge(wants: tuple[Expect, ...], answer: dict[str, Any] | None, error: str) 
         return Judged(REFUSED, error)
     bare = any(name not in answer["patterns"] for name in answer["unexplained"])
     found: dict[int, bool] = {}  # number of the expected mistake → named rightly, not only by its class
-    for bug in answer["bugs"]:
+    for bug in bugs_of(answer):
         fits = [(i, rank_of(want, bug["classes"])) for i, want in enumerate(wants)]
         fits = [(i, fit) for i, fit in fits if fit is not None]
         if not fits:
@@ -41,6 +41,12 @@ def judge(wants: tuple[Expect, ...], answer: dict[str, Any] | None, error: str) 
     if len(found) == len(wants):
         return Judged(RIGHT if all(found.values()) else CLASS, said(answer), bare)
     return Judged(PLACE if found or at_place(wants, answer) else NOWHERE, said(answer), bare)
+
+
+def bugs_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is named: mistakes of results, then those about tokens."""
+    tokens = [{"classes": [finding["bugs"]], "places": ["tokens"]} for finding in answer.get("tokens", [])]
+    return answer["bugs"] + [finding for finding in tokens if finding["classes"][0]]
 
 
 def rank_of(want: Expect, alternatives: list[list[str]]) -> bool | None:
@@ -74,7 +80,7 @@ def said(answer: dict[str, Any]) -> str:
     """The answer in one line: names with their places, then places without a name."""
     parts = [
         f"{' or '.join('+'.join(names) for names in bug['classes'])} ({places(bug['places'])})"
-        for bug in answer["bugs"]
+        for bug in bugs_of(answer)
     ]
     if answer["unexplained"]:
         parts.append(f"unexplained: {places(answer['unexplained'])}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from karat.check.model.checked import CheckedModel
-from karat.check.trace.format import Trace
+from karat.check.trace.format import Trace, TraceInfo
 from karat.engine.model_loading.defaults import read_defaults, turn_end_ids
 from karat.errors import TemplateError
 from karat.text import Tokenizer
@@ -29,12 +29,12 @@ class TokenFinding:
 
 
 def findings_of_model(model: CheckedModel, trace: Trace) -> list[TokenFinding]:
-    """The findings of `token_findings`; none if the trace states no text, or the model has no tokenizer.json."""
+    """The findings of `token_findings`. Without a tokenizer.json only the choice of tokens is judged."""
     info = trace.info
     if info.prompt is None and info.messages is None and info.generated is None:
         return []
-    if not (model.path / "tokenizer.json").exists():  # the mistakes tried here are those of a tokenizer.json
-        return []
+    if not (model.path / "tokenizer.json").exists():  # the other mistakes tried here are those of a tokenizer.json
+        return list(_greedy_findings(trace)) if len(set(info.sequences)) == 1 else []
     tokenizer = Tokenizer.from_folder(model.path)
     checkpoint = model.checkpoint
     where = checkpoint.generation_source
@@ -49,17 +49,27 @@ def token_findings(folder: Path, tokenizer: Tokenizer, end_ids: frozenset[int], 
     info = trace.info
     if len(set(info.sequences)) > 1:
         return []
-    num_generated = len(info.generated or ())
-    if num_generated and info.token_ids[-num_generated:] != info.generated:
+    num_prompt = _num_prompt(info)
+    if num_prompt is None:
         where = "the generated ids are not the last token_ids of the trace"
         return [TokenFinding((), (), where)]
-    prompt = list(info.token_ids[: len(info.token_ids) - num_generated])
+    prompt = list(info.token_ids[:num_prompt])
     found: list[TokenFinding] = []
     if info.prompt is not None or info.messages is not None:
         found += _prompt_findings(folder, tokenizer, prompt, info.prompt, info.messages)
     if info.generated:
-        found += _generated_findings(trace, len(prompt), end_ids)
+        found += _generated_findings(trace, end_ids)
     return found
+
+
+def _num_prompt(info: TraceInfo) -> int | None:
+    """How many ids come before the generated ones, of which the last need not be computed; None: they do not fit."""
+    generated = info.generated or ()
+    for computed in (generated, generated[:-1]):
+        num_prompt = info.num_tokens - len(computed)
+        if info.token_ids[num_prompt:] == computed:
+            return num_prompt
+    return None
 
 
 def _prompt_findings(
@@ -155,7 +165,7 @@ def _split(folder: Path, text: str, *, add: bool) -> list[int]:
     return list(backend.encode(text, add_special_tokens=add).ids)
 
 
-def _generated_findings(trace: Trace, num_prompt: int, end_ids: frozenset[int]) -> Iterator[TokenFinding]:
+def _generated_findings(trace: Trace, end_ids: frozenset[int]) -> Iterator[TokenFinding]:
     info = trace.info
     generated, sampling = info.generated or (), info.sampling or {}
     early = [i for i, token in enumerate(generated[:-1]) if token in end_ids]
@@ -164,8 +174,14 @@ def _generated_findings(trace: Trace, num_prompt: int, end_ids: frozenset[int]) 
             f"generated token {early[0]} is {generated[early[0]]}, an end token, and {len(generated)} were generated"
         )
         yield TokenFinding(("eos",), ("text runs on behind an end token",), where)
+    yield from _greedy_findings(trace)
+
+
+def _greedy_findings(trace: Trace) -> Iterator[TokenFinding]:
+    """The first generated token of one sequence that is not the argmax of its recorded logits, at temperature 0."""
+    generated, sampling, num_prompt = trace.info.generated or (), trace.info.sampling or {}, _num_prompt(trace.info)
     logits = trace.arrays.get("lm_head")
-    if logits is None or sampling.get("temperature") != 0:
+    if logits is None or num_prompt is None or sampling.get("temperature") != 0:
         return
     row_of = {int(token): row for row, token in enumerate(trace.rows_of("lm_head"))}
     flat = logits.reshape(len(row_of), -1)
