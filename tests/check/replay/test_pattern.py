@@ -69,6 +69,9 @@ def test_keys_are_told_by_where_they_stand() -> None:
     assert found(key > position) == ("later",)
     assert found(key < TOKENS.step_start[:, None]) == ("earlier steps",)
     assert found(key <= position) == ("earlier steps", "same step", "own")
+    behind = np.broadcast_to(~TOKENS.in_step[:, None], shape)
+    empty = pattern(behind, np.ones(shape, bool), np.arange(COUNT), TOKENS, has_keys=True, has_heads=True)
+    assert empty.keys == ("empty",) and empty.tokens == tuple(np.flatnonzero(~TOKENS.in_step.all(axis=1)))
 
 
 def test_shares_are_ranks_or_every_nth() -> None:

@@ -13,6 +13,7 @@ _KEYS = {
     "same step": "before it in its step",
     "own": "its own",
     "later": "after it",
+    "empty": "that are not there yet",
 }
 _FULL = 0.99
 

@@ -82,7 +82,7 @@ class Pattern:
     rules    tokens that keep all these rules are exactly the wrong ones; (): all are wrong; None: no rule gives them
     heads    None for a result without heads
     columns  of a head, where there are heads; None for scores and weights
-    keys     of scores and weights: which keys of a query are wrong, of own, later, same step, earlier steps
+    keys     of scores and weights: which keys of a query are wrong, of own, later, same step, earlier steps, empty
     share    of the values of these tokens, heads and columns (keys), how many are wrong
     instead  what the trace has there, in words ("zeros"); "" if it is none of what is looked for
     """
@@ -105,7 +105,7 @@ def pattern_of(replay: Replay, name: str) -> Pattern | None:
     node, recorded = replay.graph.nodes[name], replay.recorded[name]
     there = np.ones((), bool) if recorded.present is None else recorded.present
     has_keys = node.kind in ("scores", "softmax")
-    there = there & replay.tokens.in_step if has_keys else there
+    there = there & (replay.tokens.in_step | wrong) if has_keys else there  # slots without a key count where wrong
     num_heads = _num_heads(replay, name)
 
     def by_token(x: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -190,6 +190,7 @@ def _keys(wrong: Mask, tokens: Tokens) -> tuple[str, ...]:
         "same step": (key >= start) & (key < position),
         "own": key == position,
         "later": (key > position) & tokens.in_step,
+        "empty": ~tokens.in_step,
     }
     found = wrong.any(axis=1)
     return tuple(word for word, where in kinds.items() if (found & where).any())
