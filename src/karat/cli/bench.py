@@ -124,7 +124,7 @@ def bench(
         tensor_parallel_size=tensor_parallel_size or 1,
         loading={name: value for name, value in loading.items() if value is not None},
     )
-    progress = Progress(quiet=quiet)
+    progress = Progress(quiet=quiet, lines=True)
     try:
         measured = run_bench(options, progress)
     finally:

@@ -82,7 +82,7 @@ def bench_throughput(
     )
     drawn_seed = secrets.randbits(32) if seed is None else seed
     plan = throughput.Plan(num_prompts=num_prompts, batch=batch, repeat=repeat, threads=threads or num_physical_cores())
-    progress = Progress(quiet=quiet)
+    progress = Progress(quiet=quiet, lines=True)
     with ExitStack() as stack:
         stack.callback(progress.clear)
         path = shapes.path(model, stack, quiet=quiet)

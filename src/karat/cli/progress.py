@@ -9,14 +9,18 @@ from karat.cli.terminal import is_terminal, note
 class Progress:
     """Progress in one line of a terminal, which the next line replaces; nothing if there is no terminal.
 
+    With `lines` each text is a line of its own where there is no terminal: for work of minutes whose output is piped.
     Call `clear` before any other output.
     """
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, lines: bool = False) -> None:
         self._shows = not quiet and is_terminal(sys.stderr)
+        self._writes = lines and not quiet and not self._shows
         self._line = ""  # on the screen now
 
     def __call__(self, text: str) -> None:
+        if self._writes and text:
+            note(text)
         line = f"{text} …"[: shutil.get_terminal_size().columns - 1] if self._shows else ""
         if line != self._line:
             self.clear()

@@ -225,7 +225,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = False,
+        use_tqdm: bool | None = None,
         priority: int | Sequence[int] = 0,
         receipt: "ReceiptWish" = False,
         **others: object,
@@ -234,8 +234,9 @@ class LLM:
 
         A prompt is a text (the tokenizer may add a BOS), token ids (taken as they are), a mapping {"prompt": text} or
         {"prompt_token_ids": ids}, or a result of `chat_prompt`. sampling_params are for all prompts, or one for each;
-        None is the model's defaults. use_tqdm shows the numbers of finished requests and tokens on stderr. priority is
-        for all prompts, or one for each: of all waiting requests, other threads' included, the smallest enters first.
+        None is the model's defaults. use_tqdm shows the numbers of finished requests and tokens on stderr; None does so
+        on a terminal, for as long as a call of more than a second takes. priority is for all prompts, or one for each:
+        of all waiting requests, other threads' included, the smallest enters first.
         With receipt=True each choice that did not fail has a `receipt` (karat.receipts), with "digests" one without
         prompt and answer; weights are hashed beside the first one, which waits for the rest of that in the end.
 
@@ -256,7 +257,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = False,
+        use_tqdm: bool | None = None,
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -546,7 +547,9 @@ class LLM:
         self.engine.admission.check(request)
         return request
 
-    def _outputs(self, requests: Sequence[Request], receipt: "ReceiptWish", *, use_tqdm: bool) -> list[RequestOutput]:
+    def _outputs(
+        self, requests: Sequence[Request], receipt: "ReceiptWish", *, use_tqdm: bool | None
+    ) -> list[RequestOutput]:
         if receipt is False:
             return self._turns.run(requests, show_progress=use_tqdm)
         from karat.engine.receipts.verifying import check_wish, with_receipts

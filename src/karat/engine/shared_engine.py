@@ -59,8 +59,8 @@ class SharedEngine:
             self._closed = True
             act()
 
-    def run(self, requests: Sequence[Request], *, show_progress: bool) -> list[RequestOutput]:
-        """The outputs of all requests, in their order."""
+    def run(self, requests: Sequence[Request], *, show_progress: bool | None) -> list[RequestOutput]:
+        """The outputs of all requests, in their order. show_progress is RequestBar's `shown`."""
         outputs: dict[str, RequestOutput] = {}
         gathered = {request.request_id: Gathered(request) for request in requests}
         bar = RequestBar(len(requests), shown=show_progress)
@@ -75,6 +75,7 @@ class SharedEngine:
                         if (output := gathered[request_id].add(update)) is not None:
                             outputs[request_id] = output
                             del gathered[request_id]
+                bar.draw()
         return [outputs[request.request_id] for request in requests]
 
     def stream(

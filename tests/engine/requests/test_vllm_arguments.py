@@ -5,6 +5,7 @@ Covers: karat.engine.requests.request_bar.
 
 import logging
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from karat import LLM, SamplingParams
+from karat.engine.requests import request_bar
 from karat.errors import ExecutorError, HubError, RequestError, UsageError
 from karat.text import Tokenizer
 from tests.engine.tiny import GREEDY, tokens, write_model
@@ -34,6 +36,22 @@ def test_a_bar_tells_requests_and_tokens(llm: LLM, capsys: pytest.CaptureFixture
     assert re.search(r"3/3 requests .* 60 tokens \(\d+\.\d/s\)", capsys.readouterr().err)
     llm.chat(MESSAGES, GREEDY, use_tqdm=True)
     assert re.search(r"1/1 requests .* 20 tokens \(", capsys.readouterr().err)
+
+
+def test_a_bar_shows_itself_on_a_terminal_when_a_call_takes_long(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_bar, "_UNASKED_AFTER_S", 0.0)
+    llm.generate("a", GREEDY)
+    assert capsys.readouterr().err == "", "stderr is no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    llm.generate("a", GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+    llm.generate("a", GREEDY)
+    assert "requests" in capsys.readouterr().err
+    monkeypatch.setattr(request_bar, "_UNASKED_AFTER_S", 3600.0)
+    llm.generate("a", GREEDY)
+    assert capsys.readouterr().err == "", "it is soon done"
 
 
 def test_what_has_no_effect_is_noted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

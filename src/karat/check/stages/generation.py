@@ -25,7 +25,7 @@ def run(session: Session) -> Stage:
     if count < 1:
         return Stage("generation", "skipped", ["the prompt fills the context"])
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=2)
-    (output,) = session.llm.generate([list(session.ids)], params)
+    (output,) = session.llm.generate([list(session.ids)], params, use_tqdm=False)
     answer = output.outputs[0]
     chosen = list(answer.token_ids)
     whole = session.llm.logits([*session.ids, *chosen])

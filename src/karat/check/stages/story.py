@@ -52,7 +52,7 @@ def run(session: Session) -> Stage:
     model = session.plan.model
     stated = (model.checkpoint.generation_config, model.config, session.tokenizer, model.checkpoint.generation_source)
     params = replace(read_defaults(*stated).params, logprobs=0)
-    outputs = session.llm.chat([[{"role": "user", "content": text}] for text in asked], params)
+    outputs = session.llm.chat([[{"role": "user", "content": text}] for text in asked], params, use_tqdm=False)
     if fault := next((answer.error for output in outputs if (answer := output.outputs[0]).error), None):
         return Stage("story", "bug", [f"an answer ended with an error: {fault}"], {"asked": words})
     answers = []
