@@ -73,6 +73,7 @@ def test_every_name_that_is_meant_is_there() -> None:
         (["run", "-cnv"], 2, "there is no -cnv here: karat chat talks, and karat run --chat asks once; see `karat run"),
         (["quantize", "a"], 2, "there is no command quantize: karat convert IN OUT.gguf --quant Q4_K_M; see `karat --"),
         (["-m", "a", "-p", "b"], 2, 'there is no command -m: karat run -m MODEL -p "TEXT"'),
+        (["-hf", "a/b", "-p", "c"], 2, 'there is no command -hf: karat run -hf ORG/NAME -p "TEXT"'),
         (["run", "--temp", "x", "a"], 2, "--temperature"),
         (
             ["run", "-m", "a", "-md", "b", "c"],
@@ -86,6 +87,26 @@ def test_every_name_that_is_meant_is_there() -> None:
 def test_errors(args: list[str], code: int, said: str, karat_here: Karat) -> None:
     done = karat_here(*args)
     assert done.returncode == code and said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "proposed"),
+    [
+        ("run", "--temprature", "--temperature"),
+        ("run", "--max_token", "--max-tokens"),
+        ("serve", "--hosts", "--host"),
+        ("run", "--prompt-file", None),
+        ("run", "--verbosely", None),
+        ("serve", "--port-range", None),
+        ("serve", "--log", None),
+    ],
+)
+def test_only_options_that_may_be_meant_are_proposed(
+    command: str, option: str, proposed: str | None, karat_here: Karat
+) -> None:
+    done = karat_here(command, option, "1")
+    said = f" (Possible options: {proposed})" if proposed else ""
+    assert done.returncode == 2 and done.stderr.startswith(f"karat: error: No such option: {option}{said}; see ")
 
 
 def test_a_command_by_habit(karat_here: Karat) -> None:

@@ -1,8 +1,10 @@
 """The commands, put together."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from importlib import import_module
 from inspect import cleandoc
+from itertools import compress
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +29,9 @@ Examples
   karat COMMAND --help                     more on a command
   karat help exit-codes                    what the exit codes mean
 """
+
+
+_LIKE = 0.8  # as difflib counts: a letter that is wrong, missing or too many in a name of five
 
 
 class _Plainer:
@@ -63,8 +68,20 @@ class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
             return super().parse_args(ctx, taken.args)
         except typer.TyperException as error:
             if taken.advice is None:
+                _keep_what_is_like(error)
                 raise
             raise UsageError(answer) from error
+
+
+def _keep_what_is_like(error: Exception) -> None:
+    """Of the options that an error proposes, leave those that may be meant: no advice is better than a wrong one."""
+    proposed: Sequence[str] = getattr(error, "possibilities", None) or ()
+    given, *others = (
+        name.lstrip("-").replace("_", "-").lower() for name in (getattr(error, "option_name", ""), *proposed)
+    )
+    like = [SequenceMatcher(None, given, other).ratio() >= _LIKE for other in others]
+    if proposed:
+        error.possibilities = [*compress(proposed, like)]  # type: ignore[attr-defined]
 
 
 class _Group(_Plainer, typer.core.TyperGroup):  # type: ignore[misc]

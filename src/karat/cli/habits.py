@@ -54,6 +54,9 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
     ),
     **dict.fromkeys(("-cmoe", "--cpu-moe", "--no-kv-offload"), ((), _CPU)),
     **dict.fromkeys(("-tb", "--threads-batch", "--numa"), (None, "--threads N is for all work")),
+    **dict.fromkeys(
+        ("--poll", "--poll-batch", "--prio", "--prio-batch"), (None, "threads spin and sleep by themselves")
+    ),
     **dict.fromkeys(("--no-perf", "--perf", "-v", "--verbose"), ((), "figures stand in --json")),
     **dict.fromkeys(("-lv", "--log-verbosity", "--verbosity"), (None, "-q leaves errors alone")),
     "--no-context-shift": ((), "a context that is full ends the answer"),
@@ -96,7 +99,7 @@ _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("-mm", "--mmproj"), "there are no images yet"),
     **dict.fromkeys(("--mirostat", "--mirostat-lr", "--mirostat-ent"), "--typical-p aims at the same surprise"),
     **dict.fromkeys(("-e", "--escape"), "escapes stay as they are: the shell writes them, as in $'one\\ntwo'"),
-    **dict.fromkeys(("--slots", "--props"), "/v1/models and /metrics say what is served"),
+    **dict.fromkeys(("--slots", "--no-slots", "--props"), "/v1/models and /metrics say what is served"),
     **dict.fromkeys(("--rerank", "--reranking", "--pooling"), _NO_EMBEDDINGS),
     **dict.fromkeys(("--prompt-cache", "--slot-save-path"), "karat serve keeps what prompts begin with in memory"),
     **dict.fromkeys(("--in-prefix", "--in-suffix"), "the chat template writes what stands around a message"),
@@ -104,6 +107,15 @@ _ADVICE: Mapping[str, str] = {
     "--offline": "set HF_HUB_OFFLINE=1",
     "--keep": "leave it out: a context that is full ends the answer",
     **dict.fromkeys(("-hff", "--hf-file"), "name it with the model: ORG/NAME:Q4_K_M"),
+    **dict.fromkeys(
+        ("--samplers", "--sampling-seq", "--sampler-seq"), "the order is fixed; leave one out by its own option"
+    ),
+    "--verbose-prompt": "--json has the ids of the prompt",
+    "--format": "--json-schema FILE holds an answer to a schema",
+    "--insecure": "hubs are asked as HF_ENDPOINT says",
+    "--timeout": "karat serve has --body-timeout-s, --head-timeout-s and --write-timeout-s",
+    **dict.fromkeys(("-sp", "--special"), "leave it out: special tokens are no text"),
+    "-r": "--repeat N",
     "--chunks": "leave it out, or give a shorter text",
     "-o": "give the file to write as a word of its own",
 }
@@ -120,7 +132,8 @@ _COMMANDS: Mapping[str, str] = {
     "download": "karat pull ORG/NAME",
     "cli": 'karat run MODEL "TEXT", or karat chat MODEL',
     **dict.fromkeys(("embedding", "embed", "rerank"), _NO_EMBEDDINGS),
-    "-m": 'karat run -m MODEL -p "TEXT"',
+    **dict.fromkeys(("-m", "--model", "-p", "--prompt"), 'karat run -m MODEL -p "TEXT"'),
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), 'karat run -hf ORG/NAME -p "TEXT"'),
 }
 
 
