@@ -13,13 +13,14 @@ import torch
 
 from tools.zoo.attention import patch_attention
 from tools.zoo.fault import Fault, Row, layers
-from tools.zoo.faults_bytes import byte_order, dtype_misread, dtype_trunc, overflow
+from tools.zoo.faults_bytes import byte_order, dtype_misread, dtype_trunc, narrow, overflow
 from tools.zoo.faults_linear import (
     activation,
     bias_missing,
     bias_times_tp,
     gate_up_swapped,
     gguf_permute,
+    head_other,
     layer_prefix,
     qkv_split,
     reduce_missing,
@@ -34,6 +35,7 @@ from tools.zoo.faults_norm import (
     logit_scale,
     norm_eps,
     norm_eps_outside,
+    norm_mean,
     norm_missing,
     norm_offset,
     norm_swapped,
@@ -42,7 +44,15 @@ from tools.zoo.faults_norm import (
     softcap,
 )
 from tools.zoo.faults_quant import MINIMA, NIBBLES, SCALES, ZERO, quant
-from tools.zoo.faults_rope import rope_missing, rope_pairing, rope_partial, rope_position, rope_theta, rope_twice
+from tools.zoo.faults_rope import (
+    rope_before_bias,
+    rope_missing,
+    rope_pairing,
+    rope_partial,
+    rope_position,
+    rope_theta,
+    rope_twice,
+)
 from tools.zoo.models import Subject
 
 
@@ -98,6 +108,7 @@ ROWS: tuple[Row, ...] = (
     Row("rope-theta", rope_theta, {}),
     Row("rope-position", rope_position, {}),
     Row("rope-missing-k", rope_missing, {}),
+    Row("rope-before-bias", rope_before_bias, {"family": "qwen2"}),
     Row("rope-on-v", _attention(rope_v=True), _WHOLE),
     Row("rope-twice", rope_twice, {}),
     Row("rope-partial", rope_partial, {}),
@@ -111,10 +122,12 @@ ROWS: tuple[Row, ...] = (
     Row("activation", activation, {}),
     Row("transposed", transposed, {}),
     Row("tie-ignored", tie_ignored, {"changes": {"tie_word_embeddings": True, **_SMALL}, "lengths": (90, 130)}),
+    Row("head-other", head_other, {"changes": {"tie_word_embeddings": False, **_SMALL}, "lengths": (90, 130)}),
     Row("tie-wrong", tie_wrong, {"changes": {"tie_word_embeddings": False}}),
     Row("norm-eps", norm_eps, {}),
     Row("norm-eps-outside", norm_eps_outside, {"changes": {"rms_norm_eps": 1e-3}}),
     Row("norm-offset", norm_offset, {}),
+    Row("norm-mean", norm_mean, {}),
     Row("norm-swapped", norm_swapped, {}),
     Row("norm-missing", norm_missing, {}),
     Row(
@@ -134,6 +147,7 @@ ROWS: tuple[Row, ...] = (
     Row("embed-row", embed_row, {}),
     Row("layer-prefix", layer_prefix, {"changes": {"num_hidden_layers": 3}}),
     Row("dtype-trunc", dtype_trunc, {"stored": ("F32",)}),
+    Row("narrow-arithmetic", narrow, {}),
     Row("dtype-misread", dtype_misread, {"stored": "F16"}),
     Row("byte-order", byte_order, {"stored": "BF16"}),
     Row("overflow-fp16", overflow, {"dtype": torch.float16, "gain": 400.0}),

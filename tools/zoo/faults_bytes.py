@@ -1,9 +1,13 @@
 """Bytes and types gone wrong."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import torch
+from torch import nn
 
+from tools.zoo.fault import layers, linears
 from tools.zoo.models import Subject
 
 
@@ -32,3 +36,40 @@ def byte_order(subject: Subject, stack: ExitStack) -> None:
 
 def overflow(subject: Subject, stack: ExitStack) -> None:
     pass  # the subject is drawn in float16 with activations beyond its range
+
+
+def narrow(subject: Subject, stack: ExitStack) -> None:
+    """One kind of op computes in bfloat16 or float16; what it is given, and what it gives, stays float32."""
+    kind = subject.rng.choice([torch.bfloat16, torch.float16])
+    match subject.rng.choice(["rope", "norm", "linear", "activation"]):
+        case "rope":
+            rotary = subject.hf.model.rotary_emb
+            right = rotary.forward
+
+            def forward(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+                return tuple(table.to(kind).float() for table in right(x, position_ids))
+
+            rotary.forward = forward
+        case "norm":
+            for layer in layers(subject):
+                layer.input_layernorm.forward = _inside(layer.input_layernorm, kind)
+        case "linear":
+            name = subject.rng.choice(["q", "o", "gate", "down"])
+            for layer in layers(subject):
+                linears(layer)[name].forward = _inside(linears(layer)[name], kind)
+        case _:
+            for layer in layers(subject):
+                del layer.mlp.act_fn
+                layer.mlp.act_fn = lambda x: nn.functional.silu(x.to(kind)).float()
+
+
+def _inside(module: nn.Module, kind: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if isinstance(module, nn.Linear):
+            bias = None if module.bias is None else module.bias.to(kind)
+            return nn.functional.linear(x.to(kind), module.weight.to(kind), bias).float()
+        x = x.to(kind)
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)  # type: ignore[operator]
+        return (x * scale * module.weight.to(kind)).float()  # type: ignore[operator]
+
+    return forward

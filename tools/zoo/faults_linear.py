@@ -191,3 +191,9 @@ def tie_ignored(subject: Subject, stack: ExitStack) -> None:
 
 def tie_wrong(subject: Subject, stack: ExitStack) -> None:
     subject.hf.lm_head.weight = nn.Parameter(subject.hf.model.embed_tokens.weight.data.clone())
+
+
+def head_other(subject: Subject, stack: ExitStack) -> None:
+    w = subject.hf.lm_head.weight
+    noise = torch.randn(w.shape, generator=torch.Generator().manual_seed(subject.rng.randrange(2**31)))
+    subject.hf.lm_head.weight = nn.Parameter(noise / w.shape[1] ** 0.5)

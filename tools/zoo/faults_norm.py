@@ -43,6 +43,18 @@ def norm_offset(subject: Subject, stack: ExitStack) -> None:
         norm.weight.data += 1
 
 
+def norm_mean(subject: Subject, stack: ExitStack) -> None:
+    kind = subject.rng.choice(["layernorm", "variance"])
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if kind == "layernorm":
+            return nn.functional.layer_norm(x, x.shape[-1:], self.weight, None, self.variance_epsilon)
+        return self.weight * x * torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + self.variance_epsilon)
+
+    for norm in _norms(subject):
+        norm.forward = types.MethodType(forward, norm)
+
+
 def norm_swapped(subject: Subject, stack: ExitStack) -> None:
     for layer in layers(subject):
         a, b = layer.input_layernorm, layer.post_attention_layernorm
@@ -51,9 +63,13 @@ def norm_swapped(subject: Subject, stack: ExitStack) -> None:
 
 def norm_missing(subject: Subject, stack: ExitStack) -> None:
     model = subject.hf.model
-    match subject.rng.randrange(3):
+    match subject.rng.randrange(4):
         case 0:
             model.norm = nn.Identity()
+        case 3:  # computed, and not used
+            before: list[torch.Tensor] = []
+            model.norm.register_forward_pre_hook(lambda _m, args: before.append(args[0]))
+            subject.hf.lm_head.register_forward_pre_hook(lambda _m, args: (before.pop()[:, -args[0].shape[1] :],))
         case 1:
             for layer in layers(subject):
                 layer.post_attention_layernorm = nn.Identity()
@@ -129,13 +145,21 @@ def embed_scale(subject: Subject, stack: ExitStack) -> None:
     subject.hf.model.embed_tokens.register_forward_hook(lambda _m, _args, out: out * factor)
 
 
-def embed_row(subject: Subject, stack: ExitStack) -> None:
+def embed_row(subject: Subject, stack: ExitStack) -> bool:
     table, rng = subject.hf.model.embed_tokens, subject.rng
     shift, start = rng.choice([-1, 1, 3]), rng.choice([0, subject.raw["vocab_size"] // 2])
     vocab = subject.raw["vocab_size"]
+    if rng.random() < 0.3:  # the last row of a rank is zeros, or the first one of the next
+        edge = vocab // rng.choice([2, 4]) - 1
+        if edge not in subject.steps.prompt:
+            return False
+        table.weight.data = table.weight.data.clone()
+        table.weight.data[edge] = rng.choice([0.0, table.weight.data[edge + 1].clone()])
+        return True
     table.register_forward_pre_hook(
         lambda _m, args: (torch.where(args[0] >= start, (args[0] + shift) % vocab, args[0]),)
     )
+    return True
 
 
 def softcap(subject: Subject, stack: ExitStack) -> None:

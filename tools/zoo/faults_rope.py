@@ -97,6 +97,13 @@ def rope_theta(subject: Subject, stack: ExitStack) -> bool:
     if rope["rope_type"] == "yarn" and rotary.attention_scaling != 1 and rng.random() < 0.5:
         rotary.attention_scaling = 1.0
         return True
+    if rope["rope_type"] != "default" and rng.random() < 0.4:  # another factor
+        other = copy.deepcopy(subject.hf.config)
+        factor = rng.choice([2.0, 5.0, 16.0])
+        other.rope_parameters = {**other.rope_parameters, "factor": factor}
+        made = type(rotary)(other)
+        rotary.inv_freq, rotary.attention_scaling = made.inv_freq, made.attention_scaling
+        return factor != rope["factor"]
     theta = rng.choice([10000.0, 500000.0, 1000000.0, float(rng.randrange(2000, 90000))])
     changed = copy.deepcopy(subject.hf.config)
     changed.rope_parameters = {**changed.rope_parameters, "rope_theta": theta}
@@ -122,3 +129,27 @@ def rope_position(subject: Subject, stack: ExitStack) -> None:
 
     rng_offset = rng.choice([0, 1])
     rotary.forward = forward
+
+
+def rope_before_bias(subject: Subject, stack: ExitStack) -> bool:
+    parts = subject.rng.choice(["qk", "q", "k"])
+    modules = [(layer.self_attn, layer.self_attn.q_proj, layer.self_attn.k_proj) for layer in subject.hf.model.layers]
+    if modules[0][1].bias is None or hasattr(modules[0][0], "q_norm"):
+        return False
+    turn_of, biases = [0], []
+    for number, (attention, q, k) in enumerate(modules):
+        biases.append({"q": q.bias.data.clone(), "k": k.bias.data.clone()})
+        for part, module in (("q", q), ("k", k)):
+            if part in parts:
+                module.bias.data.zero_()
+        attention.register_forward_pre_hook(lambda _m, _args, number=number: turn_of.__setitem__(0, number))
+
+    def late(part: str, x: torch.Tensor) -> torch.Tensor:
+        bias = biases[turn_of[0]][part]
+        return x + bias.view(1, x.shape[1], 1, x.shape[3]) if part in parts else x
+
+    def turn(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **_: Any) -> Any:
+        return late("q", half_turned(q, cos, sin)), late("k", half_turned(k, cos, sin))
+
+    rotary_by(subject, stack, turn)
+    return True

@@ -1,7 +1,9 @@
-"""A mistake with a number of its own is found beside another one at the same op: shift and base of rotary angles.
+"""A mistake with a number of its own is found, also beside another one at the same op: angles, factors, rows.
 
 Shifts by which the slowest pair, turned twice, goes round less than half a turn.
 """
+
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -13,7 +15,7 @@ from karat.check.model.context import Context
 from karat.check.model.graph import Node
 from karat.check.model.tokens import Tokens
 from karat.check.trace.format import TraceInfo
-from karat.config import RopeConfig
+from karat.config import RopeConfig, RopeType
 
 HEAD_DIM = 32
 F64 = np.dtype(np.float64)
@@ -60,3 +62,51 @@ def test_a_base_is_found_however_often_and_which_way_a_head_is_turned(
         params["rope"].theta for params in _found(beside, {"rope": RopeConfig(theta=theta)}, seed) if "rope" in params
     }
     assert theta in bases
+
+
+@given(st.sampled_from(["linear", "llama3", "yarn"]), st.sampled_from([1.5, 3.0, 10.0, 24.0]), seeds)
+@settings(max_examples=30, deadline=None)
+def test_the_factor_of_a_scaling_is_found(rope_type: RopeType, factor: float, seed: int) -> None:
+    """Another one than the model's 4, with the attention_factor that goes with it."""
+    rope = RopeConfig(theta=500.0, rope_type=rope_type, factor=4.0, original_max_position_embeddings=64)
+    wrong = replace(rope, factor=factor, attention_factor=1.25 if rope_type == "yarn" else 1.0)
+    context = _context(40)
+    node = Node("q_rope", "rope", ("q",), {"rope": rope})
+    x = np.random.default_rng(seed).standard_normal((40, 3, HEAD_DIM))
+    got = evaluate(changed(node, {"rope": wrong}), [x], context, F64)
+    found = [v.edits["q_rope"].get("rope") for v in fits(node, [x], got, context)]
+    assert any(
+        r is not None and r.factor == factor and abs(r.attention_factor - wrong.attention_factor) < 1e-5 for r in found
+    )
+
+
+class Table:
+    """An embedding of 32 rows."""
+
+    table = np.random.default_rng(3).standard_normal((32, 8))
+
+    def shape(self, _: str) -> tuple[int, ...]:
+        return self.table.shape
+
+    def rows(self, _: str, dtype: np.dtype[np.floating], start: int, stop: int) -> np.ndarray:
+        return self.table[start:stop].astype(dtype)
+
+
+@given(st.dictionaries(st.integers(0, 29), st.integers(-1, 31), min_size=1, max_size=4))
+def test_rows_of_an_embedding_that_are_zeros_or_others_are_found(others: dict[int, int]) -> None:
+    context = _context(30)
+    context.weights = Table()  # type: ignore[assignment]
+    node = Node("model.embed_tokens", "embedding", (), {"weight": "w"})
+    others = {i: other for i, other in others.items() if i != other}
+    got = evaluate(changed(node, {"rows": tuple(others.items())}), [], context, F64)
+    found = [dict(v.edits[node.name].get("rows", ())) for v in fits(node, [], got, context)]
+    assert not others or others in found
+
+
+def test_a_row_at_the_edge_of_a_rank_is_said_to_be_there() -> None:
+    context = _context(30)
+    context.weights = Table()  # type: ignore[assignment]
+    node = Node("model.embed_tokens", "embedding", (), {"weight": "w"})
+    got = evaluate(changed(node, {"rows": ((15, -1),)}), [], context, F64)
+    details = [v.detail for v in fits(node, [], got, context) if "rows" in v.edits[node.name]]
+    assert details == ["id 15 reads zeros; the edge of a rank of 2"]

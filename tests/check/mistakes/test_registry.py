@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from karat.check.mistakes.catalogue import BUGS, Variant
 from karat.check.mistakes.enumerate import Enumeration
+from karat.check.mistakes.narrow import INSIDE
 from karat.check.mistakes.nodes import changed, parameters_of, replaced
 from karat.check.mistakes.registry import KINDS, MISTAKES
 from karat.check.mistakes.weight_readings import Effective
@@ -25,15 +26,19 @@ from tests.support import mistakes
 
 # Registered mistakes that no enumeration sets: a fit does (karat.check.mistakes.fitted), with a number from the trace.
 BY_FITS = {
+    *((kind, "narrow") for kind in INSIDE),  # karat.check.diagnosis.narrow
+    ("linear", "narrow_sum"),
+    ("rope", "narrow_turn"),
     ("embedding", "elements"),
     ("embedding", "from_id"),
+    ("embedding", "rows"),
     ("norm", "elements"),
     ("linear", "elements"),
     ("linear", "bias_elements"),
 }
 # What the tokenizer, the template and a run's own tokens show: nothing is computed wrongly.
 BEFORE_THE_ARITHMETIC = {"bos", "template", "special-tokens", "eos", "token-range", "greedy"}
-BY_FITS_ONLY = {"weight-element"}
+BY_FITS_ONLY = {"weight-element", "head-other", "narrow-arithmetic"}
 
 
 def _all(case: str) -> list[tuple[Variant, Mapping[str, Node]]]:

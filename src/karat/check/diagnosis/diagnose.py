@@ -15,6 +15,7 @@ from karat.check.diagnosis.disagreement import Ranks
 from karat.check.diagnosis.explain import Explainer
 from karat.check.diagnosis.fitted_head import tokens_wanted
 from karat.check.diagnosis.known_mistakes import KnownMistakes
+from karat.check.diagnosis.narrow import narrow
 from karat.check.diagnosis.stated import other_cache
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.diagnosis.wording import located
@@ -166,7 +167,7 @@ class Diagnoser:
                 singles = self._explainer.singles(item.finding.segment, item.finding.name)
                 found = (self._explainer.attempt(item.finding, (single,)) for single in singles if not single.fitted)
                 item.explanations = [explanation for explanation in found if explanation]
-            if not item.explanations and self._explainer.is_tied_head(item.finding):
+            if not item.explanations and self._explainer.is_head_alone(item.finding):
                 item.hint = tokens_wanted(self.replay)
             self._known.add(item.finding.name, item.explanations)
         for item in wrong:
@@ -182,6 +183,8 @@ class Diagnoser:
         if len(item.finding.segment) > 1:
             self._progress(f"{item.finding.name}: what explains others is tried")
             item.explanations = self._explainer.with_known(item.finding, self._known.known.values())
+        if not item.explanations and len(item.finding.segment) == 1 and not self._explainer.alone(item.finding):
+            item.explanations = narrow(self.replay, item.finding)
         if not item.explanations:
             item.explanations, item.not_tried = self._explainer.explain(item.finding)
 

@@ -65,7 +65,7 @@ class Explainer:
         if self._budget.is_spent and finding.name not in self._alone and len(finding.segment) > 1:
             return [], EVERYTHING
         found = self.alone(finding) or self._pairs(finding)
-        if not found and self.is_tied_head(finding):
+        if not found and self.is_head_alone(finding):
             found = [e for e in [other_head(self.replay, finding)] if e]
         stated = {_parameters(e) for e in found if not any(v.fitted for v in e.variants)}
         # A fit of the same parameters as an enumerated mistake is that mistake.
@@ -90,10 +90,10 @@ class Explainer:
                 found.append(e)
         return sorted(found, key=lambda e: e.ratio)
 
-    def is_tied_head(self, finding: Finding) -> bool:
-        """Whether a result is the logits of a model with tied embeddings, computed after the layers."""
+    def is_head_alone(self, finding: Finding) -> bool:
+        """Whether a result is the logits, computed after the layers."""
         behind = all(self.graph.nodes[name].layer is None for name in finding.segment)
-        return finding.name == "lm_head" and behind and self.graph.config.tie_word_embeddings
+        return finding.name == "lm_head" and behind
 
     def alone(self, finding: Finding) -> list[Explanation]:
         """The single mistakes that reproduce a wrong result; searched for once."""
@@ -296,4 +296,5 @@ def other_head(replay: Replay, finding: Finding) -> Explanation | None:
     detail = (
         f"a linear map of the final norm that is none of the model's weights ({num_fitted} rows fitted, rest tested)"
     )
-    return Explanation((Variant("tie-ignored", detail, {"lm_head": {}}, fitted=True),), ratio, error)
+    bug = "tie-ignored" if replay.graph.config.tie_word_embeddings else "head-other"
+    return Explanation((Variant(bug, detail, {"lm_head": {}}, fitted=True),), ratio, error)

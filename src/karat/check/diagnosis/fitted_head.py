@@ -1,4 +1,4 @@
-"""Logits of a head that is none of the model's weights: a tie that was ignored."""
+"""Logits of a head that is none of the model's weights: a tie that was ignored, or a head of another model."""
 
 import numpy as np
 
@@ -40,8 +40,9 @@ def tokens_wanted(replay: Replay) -> str | None:
     needed = next(n for n in range(hidden, 2 * hidden + 100) if _num_fitted(n) >= hidden + _MORE)
     if num_rows >= needed:
         return None
+    meant = "embedding" if replay.graph.config.tie_word_embeddings else "checkpoint's"
     return (
-        f"whether lm_head is another matrix than the embedding cannot be told with logits of {num_rows} tokens: any "
+        f"whether lm_head is another matrix than the {meant} cannot be told with logits of {num_rows} tokens: any "
         f"logits are a linear map of so few; it takes {needed}"
     )
 

@@ -71,6 +71,7 @@ BUGS: Mapping[str, Bug] = {
     ),
     "rope-sign": Bug("RoPE turns the wrong way", "x1·cos - x2·sin and x2·cos + x1·sin"),
     "rope-missing-k": Bug("RoPE is not applied", "turn both q and k"),
+    "rope-before-bias": Bug("the bias is added after RoPE", "add the bias to the product, and turn their sum"),
     "rope-on-v": Bug("RoPE is applied to v", "turn q and k only"),
     "rope-twice": Bug("RoPE is applied twice", "store k in the cache as it was turned once, and do not turn it again"),
     "rope-partial": Bug(
@@ -115,10 +116,14 @@ BUGS: Mapping[str, Bug] = {
     "tie-ignored": Bug(
         "lm_head is not the embedding although config.json ties them", "use model.embed_tokens.weight as the head"
     ),
+    "head-other": Bug(
+        "lm_head is none of the model's matrices", "load lm_head.weight of this very checkpoint; check how it is cut"
+    ),
     "tie-wrong": Bug("the embedding serves as lm_head although the model has a head of its own", "load lm_head.weight"),
     "norm-eps": Bug("the norm has another eps", "take rms_norm_eps from config.json"),
     "norm-eps-outside": Bug("the norm adds eps outside the root", "x / sqrt(mean(x²) + eps)"),
     "norm-offset": Bug("the norm multiplies by 1 + weight", "only Gemma's norms store weight - 1"),
+    "norm-mean": Bug("the norm takes the mean off (LayerNorm)", "RMSNorm: x / sqrt(mean(x²) + eps) · weight, no mean"),
     "norm-weight": Bug("the norm's weight is not applied", "multiply by the weight"),
     "norm-swapped": Bug(
         "the norm has the weight of another norm", "check which of the norms goes before attention, MLP and head"
@@ -139,6 +144,10 @@ BUGS: Mapping[str, Bug] = {
     "dtype-trunc": Bug("float32 weights are truncated to bfloat16", "round to nearest even"),
     "dtype-narrow": Bug(
         "weights are rounded to a narrower type", "keep the stored type, or say in the trace what is computed in"
+    ),
+    "narrow-arithmetic": Bug(
+        "inside an op it is computed in a narrower type",
+        "compute angles, softmax, norms and sums in float32, whatever type weights and results are stored in",
     ),
     "dtype-misread": Bug("float16 is read as bfloat16, or the reverse", "read the tensor's own dtype"),
     "byte-order": Bug("the bytes of the weights are swapped", "safetensors and GGUF are little-endian"),

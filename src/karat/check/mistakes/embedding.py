@@ -18,6 +18,7 @@ from karat.check.model.evaluate import Op
 from karat.check.model.ops import Embedding
 
 EMBED = "model.embed_tokens"
+NO_ROW = -1
 
 
 @mistake("embedding", of=ops.embedding)
@@ -40,6 +41,17 @@ def elements(embedding: Op[Embedding], a: Embedding, changes: Sequence[tuple[int
     for row, column, change in changes:
         rows[a.ids == row, column] += rows.dtype.type(change)
     return rows
+
+
+@mistake("embedding", of=ops.embedding)
+def rows(embedding: Op[Embedding], a: Embedding, others: Sequence[tuple[int, int]]) -> Array:
+    """Some ids read the row of another id, or zeros: (id, other id or NO_ROW)."""
+    ids, found = a.ids.copy(), dict(others)
+    for id_, other in found.items():
+        ids[a.ids == id_] = max(other, 0)
+    x = embedding(replace(a, ids=ids))
+    x[np.isin(a.ids, [id_ for id_, other in found.items() if other == NO_ROW])] = 0
+    return x
 
 
 def variants(scope: Scope) -> Iterator[Variant]:

@@ -20,6 +20,7 @@ _OF_LAYER = (
     attention.heads,
     attention.caches,
     rope.ropes,
+    rope.biases,
     norm.qk_norms,
     norm.norms,
     block.residuals,
@@ -71,6 +72,9 @@ class Enumeration:
         yield from embedding.variants(self.scope)
         for bug, detail, params in norm.of_node(self.scope, self.graph.nodes[final]):
             yield Variant(bug, detail, {final: params})
+        yield Variant(
+            "norm-missing", "model.norm's result is not used", {head: {"inputs": self.graph.nodes[final].inputs}}
+        )
         for number in sorted({0, self.config.num_layers - 1}):
             for part in ("input_layernorm", "post_attention_layernorm"):
                 weight = f"model.layers.{number}.{part}.weight"

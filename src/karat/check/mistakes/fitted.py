@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.embedding import NO_ROW
 from karat.check.mistakes.nodes import changed, evaluate, replaced
 from karat.check.mistakes.rope import position_map
 from karat.check.model import ops
@@ -22,6 +23,8 @@ from karat.ops.rope_table import inverse_frequencies
 
 Array = NDArray[np.floating]
 F64 = np.dtype(np.float64)
+_FEW_IDS = 16  # whose rows of the embedding are compared with all of it
+_MANY_ROWS = 1 << 13
 
 
 def fits(node: Node, inputs: Sequence[Array], got: Array, context: Context) -> Iterator[Variant]:
@@ -102,6 +105,8 @@ def _rope(
             yield from _rounded_theta(RopeConfig(theta=2.0), theta, rope)
         if rope.rope_type != "default":
             yield from _rounded_theta(rope, _searched(rope, turn, context), rope)
+        if rope.rope_type in ("linear", "llama3", "yarn"):
+            yield from _other_factor(rope, turn, inputs[0], got)
 
 
 def _shift(left: NDArray[np.float64], frequencies: NDArray[np.float64]) -> int:
@@ -143,6 +148,31 @@ def _searched(rope: RopeConfig, turn: NDArray[np.float64], context: Context) -> 
         best = min((best - width, best, best + width), key=distance)
         width *= 0.6
     return float(np.exp(best))
+
+
+def _other_factor(
+    rope: RopeConfig, turn: NDArray[np.float64], x: Array, got: Array
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The factor of a scaling under which the frequencies come closest to the turns, beside the length of q or k."""
+
+    def distance(log_factor: float) -> float:
+        frequencies = inverse_frequencies(replace(rope, factor=float(np.exp(log_factor))), 2 * len(turn))
+        return float(np.abs(np.log(np.maximum(turn, 1e-12) / frequencies)).sum())
+
+    grid = np.linspace(0, np.log(128), 29)
+    best, width = float(min(grid, key=distance)), float(grid[1])
+    for _ in range(30):
+        best = min((best - width, best, best + width), key=distance)
+        width *= 0.6
+    length = float(np.linalg.norm(got)) / max(float(np.linalg.norm(x)), 1e-30)
+    for digits in (1, 2, 3, 5):
+        factor, attention = float(f"{np.exp(best):.{digits}g}"), float(f"{length:.7g}")
+        if factor != rope.factor:
+            detail = f"factor {factor:g} instead of {rope.factor:g}"
+            yield "rope-theta", detail, {"rope": replace(rope, factor=factor)}
+            if abs(attention - rope.attention_factor) > 1e-4:
+                other = replace(rope, factor=factor, attention_factor=attention)
+                yield "rope-theta", f"{detail}, attention_factor {attention:g}", {"rope": other}
 
 
 def _angles(node: Node, x: Array, got: Array) -> NDArray[np.float64]:
@@ -233,6 +263,7 @@ def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, 
         )
     if factor is not None and abs(factor - 1) > 1e-6:
         yield "embed-scale", f"multiplied by {factor:.6g}", {"output_factor": factor}
+    yield from _rows(node, got, expected, wrong, context)
     ids = context.tokens.ids
     name = node.params["weight"]
     vocab = context.weights.shape(name)[0]
@@ -253,6 +284,34 @@ def _embedding(node: Node, got: Array, context: Context) -> Iterator[tuple[str, 
                 f"row id {shift:+d} is read for ids from {min(tokens)} on",
                 {"shift": shift, "from_id": min(tokens)},
             )
+
+
+def _rows(
+    node: Node, got: Array, expected: Array, wrong: NDArray[np.int64], context: Context
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Some ids, not all, whose rows are zeros or those of other ids: as at the edge of a shard of the vocabulary."""
+    ids, name = context.tokens.ids, node.params["weight"]
+    if not 0 < len(wrong) <= _FEW_IDS or len(wrong) == len(np.unique(ids)):
+        return
+    vocab = context.weights.shape(name)[0]
+    found: dict[int, int] = {}
+    for token in wrong.tolist():
+        row = got[np.flatnonzero(ids == token)[0]]
+        if not row.any():
+            found[token] = NO_ROW
+            continue
+        for start in range(0, vocab, _MANY_ROWS):
+            table = context.weights.rows(name, F64, start, min(vocab, start + _MANY_ROWS))
+            apart = np.abs(table - row).max(axis=1)
+            nearest = int(np.argmin(apart))
+            if apart[nearest] <= 0.02 * np.abs(row).max():
+                found[token] = start + nearest
+    if len(found) == len(wrong):
+        parts = [f"id {i} reads {'zeros' if other == NO_ROW else f'row {other}'}" for i, other in found.items()]
+        edges = {i: n for n in (8, 4, 2) for i in found if vocab % n == 0 and (i % (vocab // n) in (0, vocab // n - 1))}
+        at = f"; the edge of a rank of {min(edges.values())}" if len(edges) == len(found) else ""
+        more = f", … {len(parts) - 4} more" if len(parts) > 4 else ""
+        yield "embed-row", f"{', '.join(parts[:4])}{more}{at}", {"rows": tuple(found.items())}
 
 
 def _element(node: Node, x: Array, got: Array, expected: Array) -> Iterator[tuple[str, str, dict[str, Any]]]:

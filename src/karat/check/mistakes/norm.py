@@ -56,6 +56,15 @@ def eps_outside(norm: Op[Norm], a: Norm, _: bool) -> Array:
     return a.x / (np.sqrt(ops.mean_square(a.x)) + a.eps) * a.weight
 
 
+@mistake("norm", of=ops.norm, choices=("LayerNorm", "variance", "mean"))
+def about_mean(norm: Op[Norm], a: Norm, what: str) -> Array:
+    """The mean is taken off: x's own (mean), that of the square only (variance), or both (LayerNorm)."""
+    middle = a.x.mean(axis=-1, keepdims=True)
+    x = a.x if what == "variance" else a.x - middle
+    square = ops.mean_square(a.x if what == "mean" else a.x - middle)
+    return x / np.sqrt(square + a.eps) * a.weight
+
+
 def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     first, second = "input_layernorm", "post_attention_layernorm"
     for role in (first, second, "self_attn.q_norm", "self_attn.k_norm"):
@@ -83,6 +92,9 @@ def of_node(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     yield "norm-offset", "1 + weight", {"offset": 1.0}
     yield "norm-weight", "no weight", {"no_weight": True}
     yield "norm-eps-outside", "eps outside the root", {"eps_outside": True}
+    yield "norm-mean", "a LayerNorm: the mean is taken off x", {"about_mean": "LayerNorm"}
+    yield "norm-mean", "the variance about the mean instead of the mean square", {"about_mean": "variance"}
+    yield "norm-mean", "the mean is taken off x, and the mean square is that of x", {"about_mean": "mean"}
     for other in _EPS:
         if other != eps:
             yield "norm-eps", f"eps {other:g} instead of {eps:g}", {"eps": other}

@@ -17,8 +17,10 @@ from karat.check.model.evaluate import Op
 from karat.check.model.ops import Angles, Rope
 from karat.check.model.tokens import Tokens
 from karat.config import LayerShape, RopeConfig
+from karat.ops.rope_table import yarn_attention_factor
 
 _THETAS = (500.0, 1e4, 1e5, 5e5, 1e6, 1e7)
+_FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0)
 _OF_STEPS = {
     "restarted": "positions start anew in each step",
     "frozen": "every decode step has the same position",
@@ -35,6 +37,14 @@ def norm_after(rope: Op[Rope], a: Rope, weight_and_eps: tuple[str, float]) -> Ar
     x = rope(a)
     weight = a.context.weights.array(name, x.dtype)
     return ops.norm(ops.Norm(x, weight, x.dtype.type(eps), a.context))
+
+
+@mistake("rope", of=ops.rope)
+def late_bias(rope: Op[Rope], a: Rope, bias_and_how: tuple[str, str]) -> Array:
+    """The bias is added behind RoPE; "moved": x has it already, and loses it; "added": x does not have it."""
+    name, how = bias_and_how
+    bias = a.context.weights.array(name, a.x.dtype).reshape(a.x.shape[1:])
+    return rope(replace(a, x=a.x - bias) if how == "moved" else a) + bias
 
 
 @mistake("rope", of=ops.rope, choices=(True,))
@@ -114,6 +124,23 @@ def ropes(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
             yield bug, f"{what} ({detail})", {f"self_attn.{part}_rope": params for part in roles}
 
 
+def biases(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    """The bias of q and k added behind RoPE, in traces with what goes into RoPE, and with the right projections."""
+    if layer.shape.rope is None:
+        return
+    names = {part: layer.node(f"self_attn.{part}_proj").params.get("bias") for part in "qk"}
+    for parts in ("qk", "q", "k"):
+        if all(names[part] and layer.node(f"self_attn.{part}_rope").inputs[0].endswith("_proj") for part in parts):
+            what = " and ".join(parts)
+            moved: dict[str, Params] = {
+                f"self_attn.{part}_rope": {"late_bias": (names[part], "moved")} for part in parts
+            }
+            yield "rope-before-bias", what, moved
+            added: dict[str, Params] = {f"self_attn.{part}_proj": {"bias_factor": 0} for part in parts}
+            added |= {f"self_attn.{part}_rope": {"late_bias": (names[part], "added")} for part in parts}
+            yield "rope-before-bias", f"{what}; the projection is without it", added
+
+
 def _rope_params(scope: Scope, shape: LayerShape, rope: RopeConfig) -> Iterator[tuple[str, str, Params]]:
     d = shape.head_dim
     yield "rope-pairing", "neighbours are turned", {"pairing": "interleaved"}
@@ -147,6 +174,13 @@ def rope_mistakes(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
             yield f"theta {theta:g} instead of {rope.theta:g}", replace(rope, theta=theta)
     if rope.rope_type != "default":
         yield f"{rope.rope_type} scaling ignored", RopeConfig(theta=rope.theta)
+        for factor in _FACTORS if rope.rope_type != "factors" else ():
+            if factor != rope.factor:
+                other = replace(rope, factor=factor)
+                yield f"factor {factor:g} instead of {rope.factor:g}", other
+                if rope.rope_type == "yarn" and (attention := yarn_attention_factor(factor, None, None)):
+                    detail = f"factor {factor:g} instead of {rope.factor:g}, and its own attention_factor"
+                    yield detail, replace(other, attention_factor=attention)
         if rope.rope_type != "linear":
             linear = RopeConfig(theta=rope.theta, rope_type="linear", factor=rope.factor)
             yield f"linear scaling instead of {rope.rope_type}", linear

@@ -1,0 +1,182 @@
+"""Arithmetic in a narrower type inside one op: what an engine rounds there, step by step.
+
+Each is a proposal of karat.check.diagnosis.narrow, which compares value by value: a number near a tie may fall to
+either side, so an op with such a rounding is never reproduced in every value.
+"""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from karat.check.mistakes.registry import mistake
+from karat.check.model import ops
+from karat.check.model.context import Array, Stored
+from karat.check.model.evaluate import Op
+from karat.check.model.graph import Kind
+from karat.check.model.ops import Add, Angles, Biased, Mix, Norm, Product, Rope, Scores, SiluMul, Softmax
+from karat.check.model.rounding import rounded
+from karat.config import FloatName
+
+# What may be rounded in an op of each kind, in words.
+INSIDE: Mapping[Kind, tuple[str, ...]] = {
+    "norm": ("everything", "x², its mean", "x", "the result"),
+    "linear": (
+        "x, the weight, the product",
+        "x, the weight, the bias, the result",
+        "x, the weight, the result",
+        "x, the weight",
+        "x, the product",
+        "x",
+        "the product",
+        "the result",
+    ),
+    "rope": ("frequencies", "positions", "positions, frequencies, angles", "cos, sin", "everything"),
+    "scores": ("q, k, the product", "q, k", "the product", "q, k, the result", "the result"),
+    "softmax": ("scores, the result", "scores", "the result", "everything"),
+    "mix": ("weights, v, the result", "weights, v", "weights", "the result"),
+    "silu_mul": ("everything", "gate, the activation", "the activation", "the result"),
+    "add": ("both, the result", "both", "the result"),
+}
+_BY_ROW = ("everything", "x², its mean")
+_UNIT: Mapping[FloatName, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+_What = tuple[str, FloatName]  # what is rounded (one of INSIDE), and to what
+
+
+def _to(dtype: FloatName, like: Array) -> Callable[[Array], Array]:
+    return lambda x: rounded(x, dtype).astype(like.dtype, copy=False)
+
+
+def _no(x: Array) -> Array:
+    return x
+
+
+@mistake("norm", of=ops.norm, name="narrow")
+def narrow_norm(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> Array:
+    """The last number: by how many units the one number of each row is moved, which may lie near a tie."""
+    where, dtype, units = what
+    to, beside = _to(dtype, a.x), 1 + 1.5 * _UNIT[dtype] * units  # of a rounded number: the next one
+    if where == "x":
+        return norm(replace(a, x=to(a.x)))
+    if where == "the result":
+        return to(norm(a))
+    x = to(a.x)
+    mean = to(to(x * x).mean(axis=-1, keepdims=True))
+    if where == "x², its mean":
+        return a.x / np.sqrt(to(mean * beside) + a.eps) * a.weight
+    return to(to(x * to(to(1 / np.sqrt(to(mean + a.eps))) * beside)) * to(a.weight))
+
+
+@mistake("linear", of=ops.product, name="narrow")
+def narrow_product(product: Op[Product], a: Product, what: _What) -> Array:
+    where, to = what[0], _to(what[1], a.x)
+    x = to(a.x) if "x" in where.split(", ") else a.x
+    if "the weight" in where:
+        assert isinstance(a.weight, Stored)
+        y = x @ to(a.weight.weights.array(a.weight.name, a.weight.dtype)).T
+    else:
+        y = product(replace(a, x=x))
+    return to(y) if "the product" in where else y
+
+
+@mistake("linear", of=ops.biased, name="narrow_sum")
+def narrow_biased(biased: Op[Biased], a: Biased, what: _What) -> Array:
+    """Product and bias are added, and the sum is rounded."""
+    where, to = what[0], _to(what[1], a.y)
+    if "the bias" in where and a.bias is not None:
+        a = replace(a, bias=to(a.bias))
+    return to(biased(a))
+
+
+@mistake("rope", of=ops.angles, name="narrow")
+def narrow_angles(angles: Op[Angles], a: Angles, what: _What) -> Array:
+    where, to = what[0], _to(what[1], np.zeros(0))
+    if where not in ("frequencies", "positions", "positions, frequencies, angles"):
+        return angles(a)
+    frequencies: Array = a.context.frequencies(a.rope, a.table_dim).astype(np.float64)[: a.rotary_dim // 2]
+    positions: Array = a.positions.astype(np.float64)[:, None]
+    if "frequencies" in where:
+        frequencies = to(frequencies)
+    if "positions" in where:
+        positions = to(positions)
+    by = (positions.astype(np.float32) * frequencies.astype(np.float32)).astype(np.float64)
+    return to(by) if "angles" in where else by
+
+
+@mistake("rope", of=ops.rope, name="narrow_turn")
+def narrow_rope(rope: Op[Rope], a: Rope, what: _What) -> Array:
+    where, to = what[0], _to(what[1], a.x)
+    cos, sin = to(a.cos), to(a.sin)
+    if where == "cos, sin":
+        return rope(replace(a, cos=cos, sin=sin))
+    x, half = to(a.x), cos.shape[-1]
+    left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = (to(to(left * cos) - to(right * sin)), to(to(right * cos) + to(left * sin)), rest)
+    return np.concatenate(turned, axis=-1)
+
+
+@mistake("scores", of=ops.scores, name="narrow")
+def narrow_scores(scores: Op[Scores], a: Scores, what: _What) -> Array:
+    where, to = what[0], _to(what[1], a.q)
+    if "q, k" in where:
+        a = replace(a, q=to(a.q), k=to(a.k))
+    if "the product" in where:
+        return to(scores(replace(a, scale=a.q.dtype.type(1)))) * a.scale
+    return to(scores(a)) if "the result" in where else scores(a)
+
+
+@mistake("softmax", of=ops.softmax, name="narrow")
+def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: _What) -> Array:
+    where, to = what[0], _to(what[1], a.scores)
+    if where == "everything":
+        scores = to(a.scores)
+        largest = scores.max(axis=-1, keepdims=True)
+        powers = to(np.exp(to(scores - np.where(np.isneginf(largest), 0, largest))))
+        return to(powers / to(powers.sum(axis=-1, keepdims=True)))
+    weights = softmax(replace(a, scores=to(a.scores)) if "scores" in where else a)
+    return to(weights) if "the result" in where else weights
+
+
+@mistake("mix", of=ops.mix, name="narrow")
+def narrow_mix(mix: Op[Mix], a: Mix, what: _What) -> Array:
+    where, to = what[0], _to(what[1], a.v)
+    if "weights" in where:
+        a = replace(a, weights=to(a.weights))
+    if "v" in where.split(", "):
+        a = replace(a, v=to(a.v))
+    return to(mix(a)) if "the result" in where else mix(a)
+
+
+@mistake("silu_mul", of=ops.silu_mul, name="narrow")
+def narrow_silu(silu_mul: Op[SiluMul], a: SiluMul, what: _What) -> Array:
+    where, to = what[0], _to(what[1], a.gate)
+    if where == "the result":
+        return to(silu_mul(a))
+    gate = a.gate if where == "the activation" else to(a.gate)
+    activated = to(a.activation(gate))
+    return to(activated * to(a.up)) if where == "everything" else activated * a.up
+
+
+@mistake("add", of=ops.add, name="narrow")
+def narrow_add(add: Op[Add], a: Add, what: _What) -> Array:
+    where, to = what[0], _to(what[1], a.x)
+    if "both" in where:
+        a = replace(a, x=to(a.x), y=to(a.y))
+    return to(add(a)) if "the result" in where else add(a)
+
+
+def edits(kind: Kind, where: str, dtype: FloatName) -> Sequence[Mapping[str, object]]:
+    """The parameters of a node of this kind in which `where`, one of INSIDE, is rounded to `dtype`.
+
+    Where one number decides a whole row, and may fall to either side of a tie, all three of its values.
+    """
+    if kind == "norm":
+        return [{"narrow": (where, dtype, units)} for units in ((0, 1, -1) if where in _BY_ROW else (0,))]
+    if kind == "linear" and "the result" in where:
+        return [{"narrow": (where, dtype), "narrow_sum": (where, dtype)}]
+    if kind == "rope" and where in ("cos, sin", "everything"):
+        return [{"narrow_turn": (where, dtype)}]
+    return [{"narrow": (where, dtype)}]
