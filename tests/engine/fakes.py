@@ -59,7 +59,8 @@ class FakeModel(Runner):
     def __init__(
         self, config: EngineConfig, logits_of: Callable[[tuple[int, ...]], NDArray[np.floating]] | None = None
     ) -> None:
-        self.slots = np.full(config.num_blocks * config.block_size, STALE)
+        self.slots = [np.full(num_blocks * config.block_size, STALE) for num_blocks in config.group_blocks]
+        self.windows = config.windows
         self.vocab_size = config.vocab_size
         self.logits_of = logits_of or self.noise
         self.batches: list[ForwardBatch] = []
@@ -74,15 +75,22 @@ class FakeModel(Runner):
 
     def compute(self, batch: ForwardBatch) -> NDArray[np.floating]:
         self.batches.append(batch)
-        self.slots[batch.slots(0)] = batch.token_ids
+        for group, slots in enumerate(self.slots):
+            slots[batch.slots(group)] = batch.token_ids
         owner = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_starts))
         rows = [self.logits_of(self.context(batch, owner[row], batch.positions[row])) for row in batch.logit_rows]
         return np.array(rows, np.float32).reshape(-1, self.vocab_size)
 
     def context(self, batch: ForwardBatch, seq: int, position: int) -> tuple[int, ...]:
-        positions = np.arange(position + 1)
-        blocks = batch.block_tables(0)[seq, positions // batch.block_size]
-        return tuple(self.slots[blocks * batch.block_size + positions % batch.block_size].tolist())
+        """The tokens up to `position`. Every cache group has those of them that its window reaches."""
+        found: list[int] = []
+        for group, window in enumerate(self.windows):
+            positions = np.arange(0 if window is None else max(0, position + 1 - window), position + 1)
+            blocks = batch.block_tables(group)[seq, positions // batch.block_size]
+            seen = self.slots[group][blocks * batch.block_size + positions % batch.block_size].tolist()
+            found = found or seen
+            assert found[len(found) - len(seen) :] == seen, f"cache group {group} has other tokens than group 0"
+        return tuple(found)
 
 
 def says(text: bytes | Sequence[int], prompt_len: int, vocab_size: int = 258) -> Callable[..., NDArray[np.floating]]:
@@ -97,8 +105,8 @@ def says(text: bytes | Sequence[int], prompt_len: int, vocab_size: int = 258) ->
     return logits_of
 
 
-def make_config(**changes: int) -> EngineConfig:
-    sizes = {
+def make_config(**changes: Any) -> EngineConfig:
+    sizes: dict[str, Any] = {
         "vocab_size": 258,
         "max_model_len": 64,
         "num_blocks": 64,
@@ -113,7 +121,7 @@ def make_config(**changes: int) -> EngineConfig:
 def make_engine(
     logits_of: Callable[[tuple[int, ...]], NDArray[np.floating]] | None = None,
     tokenizer: Tokenizer = BYTES,
-    **changes: int,
+    **changes: Any,
 ) -> tuple[Engine, FakeModel]:
     config = make_config(**({"vocab_size": tokenizer.vocab_size} | changes))
     model = FakeModel(config, logits_of)

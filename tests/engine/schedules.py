@@ -35,7 +35,7 @@ def sequence(
         [0] * prompt_len,
         prompt_len,
         max_len=prompt_len + max_new,
-        prompt_logits=prompt_logits,
+        num_read=0 if prompt_logits else prompt_len - 1,
         priority=priority,
     )
 
@@ -43,7 +43,8 @@ def sequence(
 def text(seq_id: int, tokens: str, max_new: int = 0, *, prompt_logits: bool = False) -> Sequence:
     """A sequence whose prompt is spelt out."""
     prompt = list(tokens.encode())
-    return Sequence(seq_id, prompt, len(prompt), max_len=len(prompt) + max_new, prompt_logits=prompt_logits)
+    num_read = 0 if prompt_logits else len(prompt) - 1
+    return Sequence(seq_id, prompt, len(prompt), max_len=len(prompt) + max_new, num_read=num_read)
 
 
 def compute(
@@ -52,14 +53,14 @@ def compute(
     done: Callable[[Sequence], bool] = lambda seq: False,
     sample: Callable[[], int] = lambda: 0,
 ) -> None:
-    """What the engine does with a step: read prompt logits, sample where the last token is in, end what is done."""
+    """What the engine does with a step: read the wanted logits, sample where the last token is in, end what is done."""
     for chunk in chunks:
         wanted = chunk.seq.wanted(chunk.num_tokens)
-        scheduler.advance(chunk)
+        scheduler.advance(chunk, chunk.num_tokens)
         last = chunk.seq.num_pending == 0
         assert last == (len(wanted) > 0 and wanted[-1] == len(chunk.seq.token_ids) - 1)
-        if chunk.seq.reads_prompt:
-            chunk.seq.num_read = max(chunk.seq.num_read, wanted.stop - last)
+        if wanted:
+            chunk.seq.num_read = wanted.stop
         if last:
             if done(chunk.seq):
                 scheduler.remove(chunk.seq)

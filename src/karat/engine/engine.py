@@ -133,7 +133,6 @@ class Engine:
             sequence = self._sequence(
                 request.prompt_token_ids,
                 max_new=max_tokens - 1,
-                prompt_logits=index == 0 and request.params.prompt_logprobs is not None,
                 salt=request.salt,
                 shares=request.shares,
                 priority=request.priority,
@@ -155,7 +154,7 @@ class Engine:
         self.admission.check_tokens("the text", token_ids)
         self.admission.check_fits(len(token_ids))
         self._mend()
-        reader = LogitsReader(self._sequence(token_ids, max_new=0, prompt_logits=True), target)
+        reader = LogitsReader(self._sequence(token_ids, max_new=0), target)
         self._half_done = True
         self._readers[reader.sequence.seq_id] = reader
         self.scheduler.add(reader.sequence)
@@ -179,7 +178,7 @@ class Engine:
         max_tokens = self.admission.check_limits(request)
         self.admission.check_tokens("the answer", token_ids)
         text = (*request.prompt_token_ids, *token_ids[:-1])
-        sequence = self._sequence(text, max_new=0, prompt_logits=True, shares=False, priority=MAX_COUNT)
+        sequence = self._sequence(text, max_new=0, shares=False, priority=MAX_COUNT)
         sequence.num_read, sequence.max_rows = len(request.prompt_token_ids) - 1, rows
         beside = Sequence(sequence.seq_id, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
         grammar = grammar or self.admission.grammar(request)
@@ -288,8 +287,9 @@ class Engine:
         if not self._half_done:
             return
         for seq_id, reader in list(self._readers.items()):
+            reader.recover()
             is_lost = isinstance(reader, Choice) and reader.request_id not in self._entries
-            if is_lost or reader.recover():
+            if is_lost or reader.done:
                 del self._readers[seq_id]
         self._in_flight = None  # what it still writes, later steps overwrite
         self.scheduler.restart([reader.sequence for reader in self._readers.values()])
@@ -302,7 +302,6 @@ class Engine:
         prompt: tuple[int, ...],
         *,
         max_new: int,
-        prompt_logits: bool,
         salt: str | None = None,
         shares: bool = True,
         priority: int = 0,
@@ -312,7 +311,6 @@ class Engine:
             list(prompt),
             len(prompt),
             max_len=len(prompt) + max_new,
-            prompt_logits=prompt_logits,
             salt=salt,
             shares=shares,
             priority=priority,
@@ -407,7 +405,8 @@ class Engine:
     def _serve(self, reader: Reader, chunk: Chunk, logits: Rows | NumericsError) -> None:
         """Give a chunk's logits to its reader. An error ends this reader alone."""
         try:
-            if self._read(reader, chunk, logits):
+            self._read(reader, chunk, logits)
+            if reader.done:
                 self._drop(reader)
         except Exception as error:  # noqa: BLE001 - reported in the choice's `error`, and logged if it is a bug
             if not isinstance(error, KaratError):
@@ -415,22 +414,17 @@ class Engine:
             reader.fail(error)
             self._drop(reader, forget=isinstance(error, NumericsError))
 
-    def _read(self, reader: Reader, chunk: Chunk, logits: Rows | NumericsError) -> bool:
-        """Read a chunk's logits. Returns True if the sequence ends with this chunk."""
+    def _read(self, reader: Reader, chunk: Chunk, logits: Rows | NumericsError) -> None:
+        """Let the reader take rows of a chunk's logits. The tokens whose rows it leaves are not accepted."""
         if isinstance(logits, NumericsError):
             raise logits
-        seq = reader.sequence
-        first = seq.wanted(chunk.num_tokens).start
-        if not seq.is_decoding or len(seq.token_ids) == seq.prompt_len:
+        seq, num_taken, num_tokens = reader.sequence, 0, len(reader.sequence.token_ids)
+        if not seq.is_decoding or num_tokens == seq.prompt_len:
             self._num_prompt_tokens += chunk.num_tokens
-        self.scheduler.advance(chunk)
-        is_last = seq.num_pending == 0
-        num_prompt = len(logits) - is_last
-        if num_prompt:
-            reader.read_prompt(first, logits[:num_prompt])
-            seq.num_read = first + num_prompt
-        if not is_last:
-            return False
-        ends = reader.read_last(logits[-1])
-        self._num_generated_tokens += isinstance(reader, Choice)
-        return ends
+        if len(logits):
+            first = seq.wanted(chunk.num_tokens).start
+            num_taken = reader.read(first, logits)
+            assert 0 < num_taken <= len(logits), f"a reader took {num_taken} of {len(logits)} rows"
+            seq.num_read = first + num_taken
+        self.scheduler.advance(chunk, chunk.num_tokens - len(logits) + num_taken)
+        self._num_generated_tokens += len(seq.token_ids) - num_tokens

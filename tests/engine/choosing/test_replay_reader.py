@@ -87,7 +87,7 @@ def test_an_aborted_replay_frees_its_blocks(llm: LLM) -> None:
     assert llm.engine.stats().num_blocks_used == 0 and not llm.engine.has_work
 
 
-@pytest.mark.parametrize("method", ["_choose", "read_last", "read_prompt"])
+@pytest.mark.parametrize("method", ["_choose", "read"])
 def test_an_interrupt_leaves_it_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     request, ids = answered(llm)
     replay, original, num_calls = llm.engine.replay(request, 0, ids, rows=7), getattr(ReplayReader, method), 0

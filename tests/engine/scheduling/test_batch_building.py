@@ -21,7 +21,8 @@ def pool_with(
         pool.reserve(seq_id, num_cached)
         pool.commit(seq_id, num_cached)
         pool.reserve(seq_id, extra)
-        sequences.append(Sequence(seq_id, token_ids, len(token_ids), len(token_ids), num_computed=num_cached))
+        num_tokens = len(token_ids)
+        sequences.append(Sequence(seq_id, token_ids, num_tokens, num_tokens, num_cached, num_read=num_tokens - 1))
     return pool, sequences
 
 
@@ -52,8 +53,7 @@ def test_every_cache_group_has_its_slots_and_tables() -> None:
 
 def test_prompt_logits_are_rows_of_the_batch() -> None:
     pool, (a, b) = pool_with(2, 1)
-    a.prompt_logits, a.num_read = True, 2
-    b.prompt_logits, b.num_read = True, 3
+    a.num_read, b.num_read = 2, 3
     assert build_batch([Chunk(a, 2), Chunk(b, 1)], pool, vocab_size=100).logit_rows.tolist() == [0, 1]
     assert build_batch([Chunk(a, 3), Chunk(b, 3)], pool, vocab_size=100).logit_rows.tolist() == [0, 1, 2, 5]
 
@@ -88,8 +88,8 @@ def test_positions_that_do_not_continue_the_cache_are_caught(slip: int) -> None:
     ],
 )
 def test_wanted_positions(prompt_len: int, num_tokens: int, computed: int, read: int, wanted: list[int]) -> None:
-    seq = Sequence(0, [0] * prompt_len, prompt_len, prompt_len, True, computed, read)
+    seq = Sequence(0, [0] * prompt_len, prompt_len, prompt_len, computed, read)
     assert list(seq.wanted(num_tokens)) == wanted
-    seq.prompt_logits = False
+    seq.num_read = prompt_len - 1
     last = [prompt_len - 1] if computed + num_tokens == prompt_len else []
     assert list(seq.wanted(num_tokens)) == last

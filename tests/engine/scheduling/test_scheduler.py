@@ -41,6 +41,7 @@ class Traffic:
         capacity = num_blocks * block_size
         live: dict[int, Sequence] = {}
         prompts_read: dict[int, list[int]] = {}
+        reading: set[int] = set()  # sequences whose prompt's logits are wanted
         arrivals = rng.randint(1, 15)
         next_id = steps = work = 0
         while live or arrivals:
@@ -48,6 +49,7 @@ class Traffic:
                 prompt_len = rng.randint(1, capacity)
                 max_new = rng.randint(0, capacity - prompt_len)
                 seq = sequence(next_id, prompt_len, max_new, prompt_logits=rng.random() < 0.3)
+                reading |= {next_id} if seq.reads_several else set()
                 if self.with_priorities:
                     seq.priority = rng.randint(-2, 2)
                 common = rng.randint(0, prompt_len)
@@ -73,12 +75,12 @@ class Traffic:
             first = min(scheduler._running, key=lambda seq: (seq.priority, seq.seq_id))
             assert first in [c.seq for c in chunks], "the first in order was not served"
             assert self.with_priorities or first.seq_id == min(live), "the oldest does not run"
-            assert sum(len(c.seq.wanted(c.num_tokens)) for c in chunks if c.seq.reads_prompt) <= max_logits
+            assert sum(len(c.seq.wanted(c.num_tokens)) for c in chunks if c.seq.reads_several) <= max_logits
             for chunk in chunks:
                 assert 1 <= chunk.num_tokens <= chunk.seq.num_pending
                 assert scheduler.blocks.room(chunk.seq.seq_id) >= chunk.num_tokens
                 check_context(scheduler, chunk, slots)
-                if chunk.seq.reads_prompt:
+                if chunk.seq.reads_several:
                     last = chunk.seq.prompt_len - 1  # read to sample from, not for the prompt
                     prompts_read[chunk.seq.seq_id] += (p for p in chunk.seq.wanted(chunk.num_tokens) if p != last)
             done = lambda seq: len(seq.token_ids) >= seq.max_len  # noqa: E731
@@ -87,7 +89,7 @@ class Traffic:
             ended = [i for i, seq in live.items() if len(seq.token_ids) >= seq.max_len and seq.num_pending == 0]
             for seq_id in ended:
                 seq = live.pop(seq_id)
-                wanted = range(seq.prompt_len - 1 if seq.prompt_logits else 0)
+                wanted = range(seq.prompt_len - 1 if seq_id in reading else 0)
                 assert prompts_read[seq_id] == list(wanted), "prompt logits were not read once each"
             steps += 1
             assert steps <= 50 + 20 * work, "no end in sight"

@@ -75,7 +75,7 @@ class Choice:
         given = () if request.resume is None else request.resume.token_ids
         self._draws_as = index if request.resume is None else request.resume.choice
         self._sampled = [_Sampled(token_id) for token_id in given]
-        self._begin_text()
+        self._begin()
         for number, token_id in enumerate(given):
             if self.finish_reason is not None:
                 raise RequestError(
@@ -106,18 +106,33 @@ class Choice:
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """One entry for each prompt position read so far; None if they were not asked for, or for another choice."""
-        wanted = self.index == 0 and self._request.params.prompt_logprobs is not None
-        return tuple(self._prompt_logprobs) if wanted else None
+        return tuple(self._prompt_logprobs) if self._reports_prompt else None
 
-    def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
+    @property
+    def _reports_prompt(self) -> bool:
+        return self.index == 0 and self._request.params.prompt_logprobs is not None
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None
+
+    def read(self, first: int, rows: NDArray[np.floating]) -> int:
+        last = len(self.sequence.token_ids) - 1
+        for position, row in enumerate(rows, first):
+            if position < last:
+                self._report(position, row)
+            else:
+                self._choose(row)
+        return len(rows)
+
+    def _report(self, position: int, row: NDArray[np.floating]) -> None:
+        """The log-probability of the prompt's next token, after `position`."""
         k, reported = self._request.params.prompt_logprobs, self._prompt_logprobs
-        assert k is not None and len(reported) == first + 1, "prompt logits out of order"
-        for position, row in enumerate(rows, start=first):
-            finite_argmax(row, position)  # or it raises
-            token_id = self._request.prompt_token_ids[position + 1]
-            reported.append(token_logprobs(row, token_id, k, self._decode_one))
+        assert k is not None and len(reported) == position + 1, "prompt logits out of order"
+        finite_argmax(row, position)  # or it raises
+        reported.append(token_logprobs(row, self._request.prompt_token_ids[position + 1], k, self._decode_one))
 
-    def read_last(self, row: NDArray[np.floating]) -> bool:
+    def _choose(self, row: NDArray[np.floating]) -> None:
         params = self._request.params
         token_id = self.chosen(row)
         logprobs = explanation = None
@@ -126,7 +141,6 @@ class Choice:
         if params.explain:
             explanation = explained(row, params, token_id, self._decode_one, **self._circumstances)
         self._take(_Sampled(token_id, logprobs, explanation))
-        return self.finish_reason is not None
 
     def chosen(self, row: NDArray[np.floating]) -> int:
         """The next token of these logits [vocab], by the request's parameters and draw. Nothing changes."""
@@ -169,17 +183,14 @@ class Choice:
         except Exception as error:  # noqa: BLE001 - an abort always ends the choice
             self.fail(error)
 
-    def recover(self) -> bool:
+    def recover(self) -> None:
         self.finish_reason = self._stop_reason = self._error = self._error_type = self._error_param = None
-        self._begin_text()
-        del self.sequence.token_ids[self.sequence.prompt_len :]
-        self.sequence.num_read = max(0, len(self._prompt_logprobs) - 1)
+        self._begin()
         for token_id, *_ in self._sampled:
             try:
                 self._follow(token_id)
             except Exception as error:  # noqa: BLE001 - as in a step, it ends this choice
                 self.fail(error)
-        return self.finish_reason is not None
 
     def chunk_after(self, carried: Carried) -> tuple[StreamChunk | None, Carried]:
         """The new chunk since `carried` (None: nothing new), and what is carried with it."""
@@ -219,8 +230,11 @@ class Choice:
             return None
         return tuple(each.explanation for each in self._sampled[start:] if each.explanation is not None)
 
-    def _begin_text(self) -> None:
-        params = self._request.params
+    def _begin(self) -> None:
+        """The state before the first token of the answer."""
+        params, sequence = self._request.params, self.sequence
+        del sequence.token_ids[sequence.prompt_len :]
+        sequence.num_read = (len(self._prompt_logprobs) if self._reports_prompt else sequence.prompt_len) - 1
         self._detokenizer = IncrementalDetokenizer(
             self._tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=self._request.prompt_token_ids
         )
@@ -232,6 +246,7 @@ class Choice:
         """Update tokens, text and end of the choice for one more token."""
         params = self._request.params
         self.sequence.token_ids.append(token_id)
+        self.sequence.num_read = len(self.sequence.token_ids) - 1
         if token_id in self._stop_ids:
             if params.include_stop_str_in_output:
                 self._emit(self._detokenizer.push(token_id))

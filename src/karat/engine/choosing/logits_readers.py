@@ -9,21 +9,27 @@ from karat.engine.scheduling.sequence import Sequence
 
 
 class Reader(Protocol):
-    """Receives a sequence's logits. Rows [positions, vocab] are of consecutive positions and valid during the call."""
+    """Receives a sequence's logits."""
 
     sequence: Sequence
 
-    def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
-        """Logits of prompt positions from `first` on, except the last one's. Each position comes once."""
+    @property
+    def done(self) -> bool:
+        """Whether the sequence ends."""
 
-    def read_last(self, row: NDArray[np.floating]) -> bool:
-        """Logits [vocab] of the last token so far. Appends the next token, or returns True: the sequence ends."""
+    def read(self, first: int, rows: NDArray[np.floating]) -> int:
+        """Logits [positions, vocab] after the tokens from position `first` on; they are valid during the call.
+
+        Returns how many rows were taken, at least one. The tokens of the others are not accepted: they leave the cache,
+        and the reader may put other tokens in their place (`token_ids` up to the last row that it takes stay). Each
+        position is taken once. With the row of the last token the sequence gets more tokens, or it ends.
+        """
 
     def fail(self, error: Exception) -> None:
         """The sequence ends with an error: its numbers must not be used, or reading them failed."""
 
-    def recover(self) -> bool:
-        """Repair the state after an interrupt. Returns True if the sequence ends; else it is computed anew."""
+    def recover(self) -> None:
+        """Repair the state after an interrupt. Unless it is `done`, the sequence is computed anew."""
 
 
 class LogitsTarget(Protocol):
@@ -42,18 +48,15 @@ class LogitsReader:
         self.done = False
         self.error: Exception | None = None
 
-    def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
-        self.target[first : first + len(rows)] = rows
-
-    def read_last(self, row: NDArray[np.floating]) -> bool:
-        last = len(self.sequence.token_ids) - 1
-        self.target[last : last + 1] = row[np.newaxis]
-        self.done = True
-        return True
+    def read(self, first: int, rows: NDArray[np.floating]) -> int:
+        stop = first + len(rows)
+        self.target[first:stop] = rows
+        self.done = stop == len(self.sequence.token_ids)
+        return len(rows)
 
     def fail(self, error: Exception) -> None:
         self.error = error
         self.done = True
 
-    def recover(self) -> bool:
-        return self.done
+    def recover(self) -> None:
+        """Nothing: rows that were not taken come again."""

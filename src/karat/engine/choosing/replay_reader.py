@@ -43,24 +43,20 @@ class ReplayReader:
         """The answer as far as it was chosen again."""
         return self._choice.output()
 
-    def read_prompt(self, first: int, rows: NDArray[np.floating]) -> None:
+    def read(self, first: int, rows: NDArray[np.floating]) -> int:
         for position, row in enumerate(rows, first):
             self._choose(position, row)
-
-    def read_last(self, row: NDArray[np.floating]) -> bool:
-        self._choose(len(self.sequence.token_ids) - 1, row)
-        self.done = True
-        return True
+        self.done = first + len(rows) == len(self.sequence.token_ids)
+        return len(rows)
 
     def fail(self, error: Exception) -> None:
         if not isinstance(error, _DifferenceError):
             self.error = error
         self.done = True
 
-    def recover(self) -> bool:
+    def recover(self) -> None:
         """Some rows come again after an interrupt; those of tokens that are chosen already are passed over."""
         self._choice.recover()
-        return self.done
 
     def _choose(self, position: int, row: NDArray[np.floating]) -> None:
         choice, number = self._choice, self._choice.num_tokens
@@ -73,7 +69,7 @@ class ReplayReader:
                 number,
             )
         try:
-            choice.read_last(row)
+            choice.read(position, row[np.newaxis])
         except KaratError as fault:
             self._differ(f"token {number + 1}: {fault}", number)
         here, stated = choice.sequence.token_ids[-1], self._token_ids[number]

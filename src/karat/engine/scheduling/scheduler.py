@@ -59,7 +59,7 @@ class _Left:
     def most(self, seq: Sequence, start: int) -> int:
         """The largest chunk of a prefill from position `start` on, in tokens. The first in order gets at least one."""
         num_tokens = self.num_tokens
-        if seq.reads_prompt:
+        if seq.reads_several:
             num_rows = self.num_logits if seq.max_rows is None else min(seq.max_rows, self.num_logits)
             num_tokens = min(num_tokens, max(0, seq.num_read - start) + num_rows)
         in_time = self.budget.num_tokens(start, self.work)
@@ -68,7 +68,7 @@ class _Left:
     def take(self, chunk: Chunk) -> None:
         seq = chunk.seq
         self.num_tokens -= chunk.num_tokens
-        self.num_logits -= len(seq.wanted(chunk.num_tokens)) if seq.reads_prompt else 0
+        self.num_logits -= len(seq.wanted(chunk.num_tokens)) if seq.reads_several else 0
         self.work = max(0.0, self.work - self.budget.work(seq.num_computed, chunk.num_tokens))
         self.is_whole = False
 
@@ -76,8 +76,8 @@ class _Left:
 class Scheduler:
     """Decides the steps; owns the blocks of the sequences it runs.
 
-    One cycle is `schedule`, a forward pass, and `advance` for each chunk that was computed. `add` and `remove` come
-    between cycles. Decisions depend on these calls alone.
+    One cycle is `schedule`, a forward pass, and `advance` for each chunk that was computed and read. `add` and `remove`
+    come between cycles. Decisions depend on these calls alone.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Scheduler:
         max_prompt_logits: int,
         share_prefixes: bool = False,
     ) -> None:
-        """`max_prompt_logits` bounds the prompt positions of a step whose logits are wanted (see Sequence).
+        """`max_prompt_logits` bounds the positions of a step's prefills whose logits are wanted (see Sequence).
 
         Unless share_prefixes every sequence computes all of its tokens, into blocks of its own.
         """
@@ -174,12 +174,16 @@ class Scheduler:
         assert chunks or in_flight or not (self._running or self._waiting), "nothing can be scheduled"
         return chunks
 
-    def advance(self, chunk: Chunk) -> None:
-        """Record that a chunk was computed: its K and V are in the cache, and other sequences can find them."""
+    def advance(self, chunk: Chunk, num_accepted: int) -> None:
+        """Record that a chunk was computed, and that its first `num_accepted` tokens are the sequence's.
+
+        Their K and V are in the cache, and other sequences can find them. What was written behind them is overwritten.
+        """
         seq = chunk.seq
+        assert 0 <= num_accepted <= chunk.num_tokens, f"{num_accepted} of {chunk.num_tokens} tokens were accepted"
         is_shared = self._share_prefixes and seq.shares
-        self.blocks.commit(seq.seq_id, chunk.num_tokens, seq.token_ids if is_shared else None)
-        seq.num_computed += chunk.num_tokens
+        self.blocks.commit(seq.seq_id, num_accepted, seq.token_ids if is_shared else None)
+        seq.num_computed += num_accepted
 
     def preempt_all(self) -> None:
         """Take the blocks of every running sequence. All are computed anew, in the same order."""

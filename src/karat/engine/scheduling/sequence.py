@@ -11,12 +11,11 @@ class Sequence:
     token_ids     prompt, then output; the engine appends
     max_len       the most tokens in the cache at once (the last generated token never is in it)
     num_computed  tokens whose K and V the cache holds; only the scheduler changes it
-    prompt_logits whether the logits of all prompt positions are wanted, not only of the last
-    num_read      prompt positions whose logits were read; they are not computed again after a preemption
+    num_read      positions whose logits were read or are not wanted; those of all others are
     num_found     tokens that were in the cache when it first ran, None before that; only the scheduler changes it
     salt          only sequences with the same salt share blocks
     shares        whether it shares blocks: finds those of others, and leaves its own to be found
-    max_rows      the most prompt positions of a step whose logits it wants, None: as many as fit
+    max_rows      the most positions of a prefill's step whose logits it wants, None: as many as fit
     priority      the smaller is served first and preempted last; of one priority, the older sequence
     """
 
@@ -24,7 +23,6 @@ class Sequence:
     token_ids: list[int]
     prompt_len: int
     max_len: int
-    prompt_logits: bool = False
     num_computed: int = 0
     num_read: int = 0
     num_found: int | None = None
@@ -44,12 +42,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed == 1
 
     @property
-    def reads_prompt(self) -> bool:
-        """Whether logits of prompt positions other than the last are still to be read."""
-        return self.prompt_logits and self.num_read < self.prompt_len - 1
+    def reads_several(self) -> bool:
+        """Whether logits of positions before the last are still to be read."""
+        return self.num_read < len(self.token_ids) - 1
 
     def wanted(self, num_tokens: int) -> range:
         """The positions, always consecutive, whose logits are wanted from the next `num_tokens` tokens."""
         stop = self.num_computed + num_tokens
-        first = max(self.num_computed, self.num_read) if self.reads_prompt else len(self.token_ids) - 1
-        return range(min(first, stop), stop)
+        return range(min(max(self.num_computed, self.num_read), stop), stop)
