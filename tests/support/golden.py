@@ -84,9 +84,15 @@ def digest_of(family: str, stored: str, *, threads: int = 1) -> str:
             **FAMILIES[family],
         )
     )
+    ops = registry.create("native", "float32", {"threads": threads})
     return _digest(
         *run(
-            build(config, registry.create("native", "float32", threads), _weights(config, stored), num_positions=128),
+            build(
+                config,
+                ops,
+                _weights(config, stored),
+                num_positions=128,
+            ),
             _prompts(config.vocab_size),
             chunk=33,
             kv_dtype="float16",

@@ -171,7 +171,7 @@ def single(
     """Logits of the texts in this process, or of a rank of `group` in it."""
     checkpoint = open_model(path)
     config = read_config(checkpoint.config)
-    ops = registry.create(executor, dtype, threads)
+    ops = registry.create(executor, dtype, {"threads": threads})
     model = build(config, ops, checkpoint, num_positions=max(map(len, texts)), group=group)
     sizes = sizes_for(config.vocab_size, texts, chunk)
     run = open_runner(model, kv_dtype, sizes.group_blocks, sizes.step_limits)
@@ -201,10 +201,9 @@ def parallel(
             texts,
             chunk=chunk,
             executor=executor,
-            threads=threads,
+            options={"threads": threads, "isa": isa},
             dtype=dtype,
             kv_dtype=kv_dtype,
-            isa=isa,
             guard=guard,
         ),
         config,
@@ -218,9 +217,7 @@ def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chun
         "executor": "native",
         "overrides": NO_OVERRIDES,
         "dtype": "float32",
-        "activations": None,
-        "isa": None,
-        "threads": 1,
+        "options": {"threads": 1},
         "kv_dtype": "float16",
         "quantize": None,
         "guard": False,

@@ -10,11 +10,9 @@ from typing import Protocol
 
 from karat.batch import ForwardBatch
 from karat.bench.accounting import Account, Work
-from karat.config import Settings
 from karat.engine.llm import LLM
 from karat.errors import NumericsError
 from karat.ops.executor import Pending, Rows, Runner
-from karat.ops.native import supported_isas
 from karat.request import Request, SamplingParams
 
 Prompt = Sequence[int]
@@ -97,7 +95,7 @@ class KaratSide:
             "activations": llm.activations,
             "numeric_contract": llm.numeric_contract,
             "threads": num_threads,
-            "isa": (Settings.from_env().isa or supported_isas()[-1]) if llm.executor == "native" else None,
+            "isa": llm.plan.ops.options.get("isa"),
             "max_num_batched_tokens": llm.engine.config.max_num_batched_tokens,
             "tensor_parallel_size": llm.tensor_parallel_size,
         }

@@ -99,6 +99,7 @@ def check(
     from karat.check.session.stage import meaning, overall
     from karat.check.stages.registry import run_stages
     from karat.cli.check_facts import gather, plain
+    from karat.ops.registry import take_options
 
     is_trace = against not in (None, "reference", "hf", "llama.cpp")
     if is_trace and not Path(str(against)).is_file():
@@ -109,9 +110,10 @@ def check(
         if value is not None and value < least:
             raise UsageError(f"{name} {value}: expected at least {least}")
     num_tokens = 64 if tokens is None else tokens
-    options: dict[str, Any] = {name: value for name, value in load.given().items() if name not in load.said()}
+    computed: dict[str, Any] = {name: value for name, value in load.given().items() if name not in load.said()}
+    computed["options"] = take_options(computed)
     overrides = load.overrides()
-    size = options.pop("tensor_parallel_size", None)
+    size = computed.pop("tensor_parallel_size", None)
     if save_trace is not None and size is None:
         raise UsageError("--save-trace is for the traces of ranks: give --tensor-parallel-size too")
     if size is not None or invariance:
@@ -134,10 +136,10 @@ def check(
         from karat.cli.check_ranks import show_ranks
 
         raise typer.Exit(
-            show_ranks(open_model(model, overrides), size, num_tokens, options, trace=save_trace, as_json=as_json)
+            show_ranks(open_model(model, overrides), size, num_tokens, computed, trace=save_trace, as_json=as_json)
         )
     if invariance:
-        raise typer.Exit(_show_invariance(open_model(model, overrides), num_tokens, options, as_json=as_json))
+        raise typer.Exit(_show_invariance(open_model(model, overrides), num_tokens, computed, as_json=as_json))
     if against == "llama.cpp" and not llamacpp.is_installed():
         raise UsageError("--against llama.cpp needs it: pip install llama-cpp-python")
     if against == "hf" and not has_transformers():
@@ -187,7 +189,7 @@ def check(
         stages=chosen,
         stories=8 if stories is None else stories,
         seed=drawn,
-        **options,
+        **computed,
     )
     progress = Progress(quiet=quiet)
     session = Session(plan, progress)
@@ -233,20 +235,12 @@ def _layers(text: str, count: int) -> frozenset[int]:
     return chosen
 
 
-def _show_invariance(model: "CheckedModel", num_tokens: int, options: dict[str, Any], *, as_json: bool) -> int:
-    """Print one line for each setting; return the exit code."""
+def _show_invariance(model: "CheckedModel", num_tokens: int, computed: dict[str, Any], *, as_json: bool) -> int:
+    """Print one line for each setting; return the exit code. `computed` are arguments of invariance_of."""
     from karat.check.session.same_bits import invariance_of
 
-    if options.get("executor", "native") != "native":
-        raise UsageError(f"--executor {options['executor']}: only the native executor promises the same bits")
     rows = []
-    for row in invariance_of(
-        model.checkpoint,
-        num_tokens=num_tokens,
-        threads=options.get("threads"),
-        kv_dtype=options.get("kv_dtype"),
-        activations=options.get("activations"),
-    ):
+    for row in invariance_of(model.checkpoint, num_tokens=num_tokens, **computed):
         rows.append({"setting": row.setting.name, "digest": row.digest, "same": row.same, "finite": row.finite})
         if not as_json:
             emit(f"{row.setting.name:36} {row.digest[:16]}  {row.word}\n")

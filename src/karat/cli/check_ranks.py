@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def show_ranks(
-    model: "CheckedModel", size: int, num_tokens: int, options: dict[str, Any], *, trace: Path | None, as_json: bool
+    model: "CheckedModel", size: int, num_tokens: int, chosen: dict[str, Any], *, trace: Path | None, as_json: bool
 ) -> int:
-    """Show each stage when it is done; return the exit code."""
+    """Show each stage when it is done; return the exit code. `chosen` are fields of the plan."""
     from karat.check.ranks.check import check_parallel
     from karat.check.ranks.session import ParallelPlan, overall
 
-    plan = ParallelPlan(model=model, size=size, num_tokens=num_tokens, trace=trace, **options)
+    plan = ParallelPlan(model=model, size=size, num_tokens=num_tokens, trace=trace, **chosen)
     stages = []
     for stage in check_parallel(plan):
         stages.append(stage)

@@ -31,6 +31,7 @@ def table(
     from karat.check.session import widths
     from karat.config import FLOAT_BYTES
     from karat.engine.model_loading.llm_options import Options
+    from karat.ops.registry import take_options
     from karat.text import Tokenizer
 
     if against != "float64":
@@ -42,7 +43,8 @@ def table(
     if others := [name for name in given if name not in _ALLOWED]:
         option = others[0].replace("_", "-")
         raise UsageError(f"--{option} has no meaning with --against, which chooses executors itself; leave it out")
-    Options(**given)  # refuses values
+    options = take_options(given)
+    Options(**given, executor_options=options)  # refuses values
     if (kv_dtype := given.get("kv_dtype")) == "float64":
         raise UsageError(f"--kv-dtype {kv_dtype}: expected one of {', '.join(n for n in FLOAT_BYTES if n != kv_dtype)}")
     checked = open_model(model, load.overrides())
@@ -61,7 +63,7 @@ def table(
         [name for name in widths.CHOICES if not activations or name in activations],
         kv_dtype=kv_dtype,
         quantize=given.get("quantize"),
-        threads=given.get("threads"),
+        threads=options.get("threads"),
         progress=progress,
     ):
         rows.append(asdict(row) | {"rms_of_deviation": row.rms / row.deviation})

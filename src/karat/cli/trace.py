@@ -149,7 +149,7 @@ def _record(
 
     if kv_dtype is not None and kv_dtype not in FLOAT_BYTES:
         raise UsageError(f"--kv-dtype {kv_dtype}: expected one of {', '.join(FLOAT_BYTES)}")
-    ops = create(executor, dtype or "float32", activations=activations)
+    ops = create(executor, dtype or "float32", {"activations": activations})
     return record(opened.config, opened.checkpoint, ops, steps, selection=selection, kv_dtype=kv_dtype)
 
 

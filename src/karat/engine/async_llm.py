@@ -32,6 +32,7 @@ from karat.engine.stats import EngineStats
 from karat.errors import KaratError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
+from karat.ops.registry import take_options
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Comparison
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, Stored
@@ -455,6 +456,7 @@ def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]
     """The first message to the engine's process. UsageError for options that LLM, or AsyncLLM, does not have."""
     tokenizer = options.pop("tokenizer", None)
     own = {name: options.pop(name) for name in Options.__dataclass_fields__ if name in options}
+    own["executor_options"] = take_options(options)
     overrides = said(**{name: options.pop(name) for name in Overrides.__dataclass_fields__ if name in options})
     settle_constructor(options, LLM.__init__)
     if "seed" in own:

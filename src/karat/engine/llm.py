@@ -98,6 +98,8 @@ class LLM:
     - chat_template: the path of a chat template, or its text, instead of the model's own.
     - chat_template_kwargs: variables for each rendering of the chat template; those of a call win over them.
 
+    Other options of the executor (karat.ops.registry.create) are given by their names.
+
     Arguments of vLLM that cannot change an answer of Karat, such as gpu_memory_utilization, are logged and ignored. Any
     other name is a UsageError that says what replaces it.
 
@@ -134,6 +136,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: object,
     ) -> None:
+        executor_options = {"threads": threads, "activations": activations, **registry.take_options(others)}
         settle_constructor(others, LLM.__init__)
         if not isinstance(tokenizer, Tokenizer | str | Path | None):
             raise UsageError(
@@ -152,13 +155,12 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             generation_config=generation_config,
             quantize=quantize,
-            threads=threads,
             guard=guard,
             tensor_parallel_size=tensor_parallel_size,
             max_step_ms=max_step_ms,
-            activations=activations,
+            executor_options=executor_options,
         )
-        ops = registry.create(executor, options.compute_dtype, threads, activations=activations)
+        ops = registry.create(executor, options.compute_dtype, executor_options)
         overrides = said(
             hf_overrides=hf_overrides,
             rope_scaling=rope_scaling,

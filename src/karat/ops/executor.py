@@ -1,9 +1,10 @@
 """Executor: Ops that compute, with all that is needed before and after a step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,11 @@ class Executor(Ops):
     default_kv_dtype: FloatName
     activations: Activations
     traits = Traits()
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Its options (karat.ops.registry), with its own choice where none was given."""
+        return {"activations": self.activations}
 
     @abstractmethod
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:

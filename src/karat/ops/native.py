@@ -6,7 +6,7 @@ without a channel) run op by op and exchange results between ops.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -102,6 +102,10 @@ class NativeOps(Executor):
         self.isa = isa or runnable[-1]
         self.threads = min(num_physical_cores(), most) if threads is None else threads
         self._packer = native().Packer(self.threads)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"threads": self.threads, "isa": self.isa, "activations": self.activations}
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         if len(shape) == 1 or dtype not in native().formats():

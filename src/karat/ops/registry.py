@@ -1,74 +1,119 @@
-"""Executors by name. A new executor is one file beside this one and one line below."""
+"""Executors by name. A new executor is one file beside this one and one entry below."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, get_args
 
 from karat.config import DEFAULT_ACTIVATIONS, Activations, FloatName, Settings
-from karat.errors import ExecutorError
+from karat.errors import ExecutorError, UsageError
 from karat.ops.executor import Executor
 from karat.ops.integer_reference import IntegerOps
 from karat.ops.integers import WIDTHS
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
+from karat.request import shown
+
+_ACTIVATIONS = get_args(Activations)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A value that an executor may be told; left out, or None, it is the executor's own choice.
+
+    `takes` says which values may be given at all, `expected` the same in words.
+    """
+
+    takes: Callable[[object], bool]
+    expected: str
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`create` makes the executor from dtype, activations (None: its own choice), threads and kernel build; `dtypes`
-    are those it computes in. `rounds_nothing`: weights in blocks may also read activations of the dtype.
+    """`make` makes the executor from a dtype, one of `dtypes`, and keyword arguments, which are some of `options`.
+
+    `rounds_nothing`: weights in blocks may also read activations of the dtype. `unavailable` says why it cannot be made
+    here, None if it can.
     """
 
-    create: Callable[[FloatName, Activations | None, int | None, str | None], Executor]
+    make: Callable[..., Executor]
     dtypes: tuple[FloatName, ...]
-    rounds_nothing: bool
+    options: tuple[str, ...]
+    rounds_nothing: bool = False
+    unavailable: Callable[[], str | None] = lambda: None
 
 
-def _reference(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Executor:
+def _reference(dtype: FloatName, *, threads: int | None = None, activations: Activations | None = None) -> Executor:
+    """`threads` has no effect, and changes no number."""
     return ReferenceOps(dtype) if activations is None or activations == dtype else IntegerOps(WIDTHS[activations])
 
 
-def _native(dtype: FloatName, activations: Activations | None, threads: int | None, isa: str | None) -> Executor:
+def _native(
+    dtype: FloatName, *, threads: int | None = None, isa: str | None = None, activations: Activations | None = None
+) -> Executor:
     isa = isa or Settings.from_env().isa
     return NativeOps(dtype, isa=isa, threads=threads, activations=activations or DEFAULT_ACTIVATIONS)
 
 
+# Options of executors. A name means the same for all that have it.
+OPTIONS: Mapping[str, Option] = {
+    "threads": Option(lambda value: type(value) is int and value >= 1, "an integer of at least 1"),
+    "activations": Option(lambda value: value in _ACTIVATIONS, f"one of {', '.join(_ACTIVATIONS)}, or None"),
+    "isa": Option(lambda value: isinstance(value, str), "the name of a kernel build"),
+}
+
+# The last one that is available here and has the dtype is what "auto" takes.
 EXECUTORS: Mapping[str, Entry] = {
-    "reference": Entry(_reference, ("float32", "float64"), rounds_nothing=True),
-    "native": Entry(_native, ("float32",), rounds_nothing=False),
+    "reference": Entry(_reference, ("float32", "float64"), ("threads", "activations"), rounds_nothing=True),
+    "native": Entry(_native, ("float32",), ("threads", "activations", "isa"), unavailable=lambda: unavailable_reason()),
 }
 
 
-def create(
-    executor: str = "auto",
-    dtype: FloatName = "float32",
-    threads: int | None = None,
-    isa: str | None = None,
-    activations: Activations | None = None,
-) -> Executor:
-    """An executor that computes in `dtype`. Raises ExecutorError for an unknown name, dtype, kernel build, and for
-    activations that the dtype does not go with.
+def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Remove from `arguments` what is an option of an executor by its name, and return it."""
+    return {name: arguments.pop(name) for name in OPTIONS if name in arguments}
 
-    `threads` (None: one for each physical core that may be used) and `isa`, a kernel build (None: KARAT_ISA, or else
-    the fastest), apply to the native executor only. "auto" is native where the extension is installed and has the
-    dtype, else the reference; `ops.executor` is the name of the one chosen.
 
-    `activations` is what linear layers on weights in blocks read: with float32 a width of integers
-    (karat.ops.integers), which the reference executor computes as they are defined; it may also read `dtype`, which
-    rounds nothing. None is DEFAULT_ACTIVATIONS with the native executor, and `dtype` with the reference.
+def check_values(options: Mapping[str, Any]) -> None:
+    """Raise UsageError for a value that an option never has, whatever the executor."""
+    for name, value in options.items():
+        if value is not None and not OPTIONS[name].takes(value):
+            raise UsageError(f"{name}={shown(value)}: expected {OPTIONS[name].expected}")
+
+
+def create(executor: str = "auto", dtype: FloatName = "float32", options: Mapping[str, Any] = {}) -> Executor:
+    """An executor that computes in `dtype`; `ops.executor` is its name. "auto" is native where that is installed and
+    has the dtype, else the reference.
+
+    The options of both:
+
+    - threads: None is one for each physical core that may be used. It applies to the native executor only.
+    - activations: what linear layers on weights in blocks read: with float32 a width of integers
+      (karat.ops.integers), which the reference executor computes as they are defined; it may also read `dtype`, which
+      rounds nothing. None is DEFAULT_ACTIVATIONS with the native executor, and `dtype` with the reference.
+
+    And of the native executor: isa, a kernel build; None is KARAT_ISA, or else the fastest.
+
+    Raises UsageError for an option that the executor has not and for a value that no such option has, ExecutorError for
+    an unknown name or dtype, and for values that cannot be had here or do not go with the dtype.
     """
     if executor == "auto":
-        native = dtype in EXECUTORS["native"].dtypes and unavailable_reason() is None
-        executor = "native" if native else "reference"
-    if executor not in EXECUTORS:
+        able = [name for name, entry in EXECUTORS.items() if dtype in entry.dtypes and entry.unavailable() is None]
+        executor = able[-1] if able else "reference"
+    entry = EXECUTORS.get(executor)
+    if entry is None:
         raise ExecutorError(f"executor={executor!r} is unknown; Karat has auto, {', '.join(EXECUTORS)}")
-    if dtype not in EXECUTORS[executor].dtypes:
-        able = " and ".join(EXECUTORS[executor].dtypes)
-        raise ExecutorError(f"dtype={dtype!r}: the {executor} executor computes in {able}")
+    if dtype not in entry.dtypes:
+        raise ExecutorError(f"dtype={dtype!r}: the {executor} executor computes in {' and '.join(entry.dtypes)}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if other := next((name for name in given if name not in entry.options), None):
+        has = ", ".join(entry.options)
+        raise UsageError(f"{other}={shown(given[other])}: the {executor} executor has no such option; it has {has}")
+    check_values(given)
     widths = tuple(WIDTHS) if dtype == "float32" else ()
-    able_to_read = (dtype, *widths) if EXECUTORS[executor].rounds_nothing else widths
-    if activations is not None and activations not in able_to_read:
+    able_to_read = (dtype, *widths) if entry.rounds_nothing else widths
+    if (activations := given.get("activations")) is not None and activations not in able_to_read:
         raise ExecutorError(
             f"activations={activations!r}: the {executor} executor with dtype={dtype!r} reads {', '.join(able_to_read)}"
             " where weights are in blocks; int24 has float32's accuracy"
         )
-    return EXECUTORS[executor].create(dtype, activations, threads, isa)
+    return entry.make(dtype, **given)

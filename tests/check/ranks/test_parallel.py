@@ -56,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> CheckedModel:
 
 
 def stages(model: CheckedModel, size: int = 4, **changes: Any) -> dict[str, ParallelStage]:
-    plan = ParallelPlan(model=model, size=size, num_tokens=20, threads=1, **changes)
+    plan = ParallelPlan(model=model, size=size, num_tokens=20, options={"threads": 1}, **changes)
     return {stage.name: stage for stage in check_parallel(plan)}
 
 
@@ -303,6 +303,6 @@ def test_the_command(model: CheckedModel, tmp_path: Path, capfd: pytest.CaptureF
 
 
 def test_the_same_bits_table_has_a_row_for_each_degree(model: CheckedModel) -> None:
-    rows = list(invariance_of(model.checkpoint, num_tokens=12, threads=1, kv_dtype=None))
+    rows = list(invariance_of(model.checkpoint, num_tokens=12, options={"threads": 1}))
     assert [row.setting.ranks for row in rows][-4:] == [1, 2, 4, 8]
     assert all(row.same for row in rows) and len({row.digest for row in rows}) == 1

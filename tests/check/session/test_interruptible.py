@@ -36,7 +36,7 @@ def interrupted_after(seconds: float) -> list[float]:
 
 def test_a_step_of_seconds_is_interrupted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "step", lambda _self: long_native_call())
-    rows = invariance_of(open_model(None).checkpoint, num_tokens=8, threads=1, kv_dtype=None)
+    rows = invariance_of(open_model(None).checkpoint, num_tokens=8, options={"threads": 1})
     pressed = interrupted_after(ENOUGH_S)
     with pytest.raises(KeyboardInterrupt):
         list(rows)

@@ -83,8 +83,8 @@ def test_the_table_begins_with_the_build_that_the_environment_forces(isa: str, m
     from karat.checkpoint import open_folder
 
     monkeypatch.setenv("KARAT_ISA", isa)
-    table = invariance_of(open_folder(embedded_model_path()), num_tokens=4, threads=1, kv_dtype=None)
-    assert next(table).setting.isa == isa
+    table = invariance_of(open_folder(embedded_model_path()), num_tokens=4, options={"threads": 1})
+    assert next(table).setting.options["isa"] == isa
     table.close()
 
 

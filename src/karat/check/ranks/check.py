@@ -22,7 +22,7 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
     model does not allow."""
     model, size = plan.model, plan.size
     check_degree(model.config, cut_units(model.config, model.stored), size)
-    ops = registry.create(plan.executor, plan.dtype, plan.threads, activations=plan.activations)
+    ops = registry.create(plan.executor, plan.dtype, plan.options)
     kv_dtype = plan.kv_dtype or ops.default_kv_dtype
     rng = np.random.default_rng(plan.seed)
     tokens = [int(i) for i in rng.integers(0, model.config.vocab_size, plan.num_tokens)]
@@ -34,9 +34,8 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
             plan.sizes(plan.num_tokens),
             executor=ops.executor,
             dtype=plan.dtype,
-            threads=plan.threads,
+            options=plan.options,
             kv_dtype=kv_dtype,
-            activations=ops.activations,
         )
         all_rows = replace(load.limits, num_logit_rows=plan.num_tokens)  # a trace has them
         try:

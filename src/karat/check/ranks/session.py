@@ -1,13 +1,14 @@
 """What the stages of `karat check --tensor-parallel-size` share: the plan, one process, the ranks and a text."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from karat.check.model.checked import CheckedModel
 from karat.check.ranks.parallel import Blame
 from karat.check.ranks.rank import HeldPart
-from karat.config import Activations, FloatName
+from karat.config import FloatName
 from karat.engine.engine_config import EngineConfig
 from karat.engine.ranks.rank_model import ParallelModel
 from karat.kv.blocks import BLOCK_SIZE
@@ -38,8 +39,7 @@ class ParallelPlan:
     executor: str = "auto"
     dtype: FloatName = "float32"
     kv_dtype: FloatName | None = None
-    threads: int | None = None
-    activations: Activations | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the executor
     trace: Path | None = None
     seed: int = 0
     module: str = "karat.check.ranks.rank"

@@ -109,7 +109,7 @@ def _judged(
     right = layer_logits(
         model.config, model.stored, create("reference", "float64"), text, first, kv_dtype="float64", prepare=prepare
     )
-    narrow = create("reference", cast(FloatName, stated.dtype), activations=activations)
+    narrow = create("reference", cast(FloatName, stated.dtype), {"activations": activations})
     coarse = layer_logits(model.config, model.stored, narrow, text, first, kv_dtype=kv_dtype, prepare=prepare)
     num_undecided = 0
     pairs = chain.from_iterable(zip(r, c, strict=True) for r, c in zip(right, coarse, strict=True))

@@ -1,21 +1,23 @@
 """The same bits: a model's logits under every setting that must not change them, and the digest of each."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.session.interruptible import interruptible
 from karat.checkpoint import ModelCheckpoint
-from karat.config import Activations, FloatName, ModelConfig
+from karat.config import FloatName, ModelConfig
 from karat.engine.choosing.logits_readers import LogitsReader
 from karat.engine.engine import Engine
 from karat.engine.engine_config import EngineConfig
 from karat.engine.model_running import open_runner
 from karat.engine.ranks.rank_model import ParallelModel, load_command
+from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.groups import windows_of
 from karat.models.cut_units import cut_units
@@ -23,7 +25,7 @@ from karat.models.decoder import outline
 from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
 from karat.ops.executor import Executor
-from karat.ops.native import NativeOps, supported_isas
+from karat.ops.native import supported_isas
 from karat.ops.registry import create
 from karat.ops.tap import Tap
 from karat.text import Tokenizer
@@ -40,13 +42,12 @@ class Setting:
     share         find the blocks of each text's first half in the cache, from an earlier run
     preempt       take every sequence's blocks away once, midway, so that it starts anew
     tap           run op by op, recording every result, instead of a recorded plan
-    isa, threads  of the native executor
+    options       of the executor
     ranks         processes that share the model
     """
 
     name: str
-    isa: str
-    threads: int
+    options: Mapping[str, Any]
     chunk: int = 512
     together: bool = True
     order: tuple[int, ...] | None = None
@@ -75,9 +76,9 @@ class Row:
         return "not finite" if not self.finite else "same" if self.same else "DIFFERENT"
 
 
-def settings_for(ops: NativeOps, num_texts: int) -> list[Setting]:
+def settings_for(ops: Executor, num_texts: int) -> list[Setting]:
     """The first setting, then every change of it that must not change a bit."""
-    first = Setting(name="whole prompts, all together", isa=ops.isa, threads=ops.threads)
+    first = Setting(name="whole prompts, all together", options=ops.options)
     rows = [first]
     rows += [replace(first, name=f"chunks of {n}", chunk=n) for n in (1, 7, 64)]
     rows.append(replace(first, name="one text at a time", together=False))
@@ -85,24 +86,31 @@ def settings_for(ops: NativeOps, num_texts: int) -> list[Setting]:
     rows.append(replace(first, name="first halves found in the cache", share=True))
     rows.append(replace(first, name="preempted and recomputed", preempt=True, chunk=64))
     rows.append(replace(first, name="op by op, every result recorded", tap=True))
-    rows += [replace(first, name=f"{n} thread{'s' * (n > 1)}", threads=n) for n in (1, 2, 3)]
-    rows += [replace(first, name=f"kernels for {isa}", isa=isa) for isa in supported_isas() if isa != ops.isa]
-    return rows
+    others: dict[str, Mapping[str, Any]] = {
+        f"{n} thread{'s' * (n > 1)}": {"threads": n} for n in (1, 2, 3) if "threads" in ops.options
+    }
+    others |= {f"kernels for {isa}": {"isa": isa} for isa in supported_isas() if isa != ops.options.get("isa", isa)}
+    return rows + [replace(first, name=name, options={**ops.options, **other}) for name, other in others.items()]
 
 
 def invariance_of(
     checkpoint: ModelCheckpoint,
     *,
     num_tokens: int,
-    threads: int | None,
-    kv_dtype: FloatName | None,
-    activations: Activations | None = None,
+    executor: str = "native",
+    dtype: FloatName = "float32",
+    kv_dtype: FloatName | None = None,
+    options: Mapping[str, Any] = {},
     seed: int = 0,
 ) -> Iterator[Row]:
-    """The table for a model, on texts of random tokens: one of `num_tokens`, one of a third of it, one of one token."""
+    """The table for a model, on texts of random tokens: one of `num_tokens`, one of a third of it, one of one token.
+
+    `options` are those of the executor. Raises UsageError for one that does not promise the same bits.
+    """
     config = read_config(checkpoint.config)
-    ops = create("native", threads=threads, activations=activations)
-    assert isinstance(ops, NativeOps)
+    ops = create(executor, dtype, options)
+    if not ops.traits.chunk_invariant:
+        raise UsageError(f"--executor {ops.executor}: only the native executor promises the same bits")
     model = build(config, ops, checkpoint, num_positions=num_tokens)
     rng = np.random.default_rng(seed)
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
@@ -112,20 +120,18 @@ def invariance_of(
         expected = expected or row.digest
         yield row
     for size in working_degrees(config, cut_units(config, find_weights(config, checkpoint)))[1:]:
-        setting = Setting(name=f"{size} processes, chunks of 64", isa=ops.isa, threads=1, chunk=64, ranks=size)
-        yield _row(
-            setting,
-            logits_on_ranks(setting, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype, ops.activations),
-            expected,
-        )
+        alone = {**ops.options, "threads": 1}
+        setting = Setting(name=f"{size} processes, chunks of 64", options=alone, chunk=64, ranks=size)
+        logits = logits_on_ranks(setting, ops, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype)
+        yield _row(setting, logits, expected)
 
 
 def invariance(
     model: Model, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], *, kv_dtype: FloatName | None = None
 ) -> Iterator[Row]:
-    """The rows of the table, one by one. `model` is on the native executor; all rows must equal the first."""
+    """The rows of the table, one by one; all must equal the first. The model's executor promises the same bits."""
     ops = model.ops
-    assert isinstance(ops, NativeOps), "the same bits are promised by the native executor"
+    assert isinstance(ops, Executor) and ops.traits.chunk_invariant, "an executor that promises the same bits"
     expected = None
     for setting in settings_for(ops, len(texts)):
         row = _row(setting, logits_under(setting, model, tokenizer, texts, kv_dtype or ops.default_kv_dtype), expected)
@@ -152,7 +158,7 @@ def logits_under(
 ) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of each text, in the order of `texts` under any setting."""
     config = model.config
-    ops: Executor = NativeOps(isa=setting.isa, threads=setting.threads, activations=model.ops.activations)
+    ops = create(model.ops.executor, model.ops.dtype, setting.options)
     if setting.tap:
         ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
     sizes = _sizes(config, setting, texts)
@@ -174,13 +180,13 @@ def logits_under(
 
 def logits_on_ranks(
     setting: Setting,
+    ops: Executor,
     checkpoint: ModelCheckpoint,
     tokenizer: Tokenizer,
     texts: Sequence[Sequence[int]],
     kv_dtype: FloatName,
-    activations: Activations | None = None,
 ) -> list[NDArray[np.floating]]:
-    """Logits [tokens, vocab] of each text from ranks, all texts together."""
+    """Logits [tokens, vocab] of each text from ranks of an executor like `ops`, all texts together."""
     config = read_config(checkpoint.config)
     sizes = _sizes(config, setting, texts)
     ranks = ParallelModel(setting.ranks)
@@ -189,10 +195,10 @@ def logits_on_ranks(
             load_command(
                 checkpoint,
                 sizes,
-                executor="native",
+                executor=ops.executor,
+                dtype=ops.dtype,
                 kv_dtype=kv_dtype,
-                threads=setting.threads,
-                activations=activations,
+                options=setting.options,
             ),
             config,
         )

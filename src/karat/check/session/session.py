@@ -1,7 +1,7 @@
 """A check under way: its plan, and what its stages share (ids, engine, the run through the layers, other runs)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -52,8 +52,7 @@ class Plan:
     executor: str = "auto"
     dtype: Any = "float32"
     kv_dtype: Any = None
-    threads: int | None = None
-    activations: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the executor
     with_hf: bool = False
     with_llamacpp: bool = False
     other: Path | None = None  # a trace of another engine, which is judged too
@@ -80,7 +79,7 @@ class Session:
         self.progress = progress  # told in a few words what is being done
         self.tokenizer, self.no_tokenizer = tokenizer_of(plan.model.checkpoint, plan.model.config.vocab_size)
         self.is_quantised = any(weight.is_quantised for weight in plan.model.stored.values())
-        self.ops = create(plan.executor, plan.dtype, plan.threads, activations=plan.activations)
+        self.ops = create(plan.executor, plan.dtype, plan.options)
         self.executor, self.dtype = self.ops.executor, self.ops.dtype
         self.activations = activations_read(plan.model.types, self.ops.activations)
         if plan.kv_dtype is not None and plan.kv_dtype not in FLOAT_BYTES:
@@ -112,7 +111,7 @@ class Session:
     def engine(self, **sizes: Any) -> LLM:
         """An engine of this plan; `sizes` are options of LLM and override those of the plan."""
         plan = self.plan
-        options = {"kv_dtype": plan.kv_dtype, "threads": plan.threads, "activations": plan.activations} | sizes
+        options = {"kv_dtype": plan.kv_dtype, **plan.options, **sizes}
         return LLM(
             plan.model.checkpoint,
             tokenizer=self.tokenizer,

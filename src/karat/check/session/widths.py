@@ -99,7 +99,7 @@ def measure(
     loaded: dict[type, Model] = {}  # weights do not depend on the width
     for number, name in enumerate(activations, 2):
         progress(f"{number} of {steps}: {name}")
-        ops = create("auto", "float32", threads, activations=name)
+        ops = create("auto", "float32", {"threads": threads, "activations": name})
         if type(ops) not in loaded:
             loaded[type(ops)] = built(ops, number, name)
         for cache in dict.fromkeys((kv_dtype,) if kv_dtype else (ops.default_kv_dtype, "float32")):

@@ -21,7 +21,8 @@ def run(session: Session) -> Stage:
         for row in invariance_of(
             checkpoint,
             num_tokens=len(session.ids),
-            threads=session.plan.threads,
+            executor=session.executor,
+            options=session.plan.options,
             kv_dtype=session.plan.kv_dtype,
             seed=session.plan.seed,
         ):

@@ -1,10 +1,12 @@
 """Options: the arguments of LLM besides model and tokenizer, checked before any file is opened."""
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-from karat.config import FLOAT_BYTES, Activations, FloatName
+from karat.config import FLOAT_BYTES, FloatName
 from karat.errors import ExecutorError, UsageError
+from karat.ops.registry import check_values
 from karat.request import MAX_COUNT, MAX_SEED, shown
 
 GenerationSource = Literal["auto", "none"]
@@ -13,7 +15,10 @@ Quantization = Literal["q8_0", "q4_0"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The arguments of karat.LLM with these names. Raises UsageError for an invalid value."""
+    """The arguments of karat.LLM with these names. Raises UsageError for an invalid value.
+
+    executor_options are those of the executor (karat.ops.registry), which checks them: threads, activations and others.
+    """
 
     dtype: FloatName | Literal["auto"] = "auto"
     kv_dtype: FloatName | None = None
@@ -27,11 +32,10 @@ class Options:
     enable_prefix_caching: bool = True
     generation_config: GenerationSource = "auto"
     quantize: Quantization | None = None
-    threads: int | None = None
     guard: bool = False
     tensor_parallel_size: int = 1
     max_step_ms: int | None = None
-    activations: Activations | None = None
+    executor_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.quantize is not None and self.quantize not in get_args(Quantization):
@@ -41,9 +45,7 @@ class Options:
             raise UsageError(f"generation_config={shown(self.generation_config)}: expected 'auto' or 'none'")
         if self.kv_dtype is not None and self.kv_dtype not in FLOAT_BYTES:
             raise UsageError(f"kv_dtype={shown(self.kv_dtype)}: expected one of {', '.join(FLOAT_BYTES)}, or None")
-        if self.activations is not None and self.activations not in get_args(Activations):
-            widths = ", ".join(get_args(Activations))
-            raise UsageError(f"activations={shown(self.activations)}: expected one of {widths}, or None")
+        check_values(self.executor_options)
         if self.kv_cache_bytes is not None and self.num_blocks is not None:
             raise UsageError("kv_cache_bytes and num_blocks both set the size of the KV cache; give one")
         if not isinstance(self.enable_prefix_caching, bool):
@@ -58,7 +60,7 @@ class Options:
                 f"max_num_batched_tokens={self.max_num_batched_tokens}: expected a token at least for each of "
                 f"max_num_seqs={self.max_num_seqs} sequences of a step; raise it, or lower max_num_seqs"
             )
-        for name in ("num_blocks", "kv_cache_bytes", "threads", "max_model_len"):
+        for name in ("num_blocks", "kv_cache_bytes", "max_model_len"):
             if getattr(self, name) is not None:
                 self._check_int(name, 1)
 

@@ -91,7 +91,7 @@ class LoadPlan:
             max_num_seqs=1,
             enable_prefix_caching=False,
         )
-        ops = registry.create(self.ops.executor, self.ops.dtype, self.options.threads, activations=activations)
+        ops = registry.create(self.ops.executor, self.ops.dtype, {**self.ops.options, "activations": activations})
         return open_runner(model.on(ops), self.kv_dtype, sizes.group_blocks, sizes.step_limits), sizes
 
     def ranks(self, progress: Progress) -> "ParallelModel":
@@ -104,11 +104,10 @@ class LoadPlan:
             self.sizes,
             executor=self.ops.executor,
             dtype=options.compute_dtype,
-            threads=options.threads,
+            options=options.executor_options,
             kv_dtype=self.kv_dtype,
             quantize=options.quantize,
             guard=options.guard,
-            activations=self.ops.activations,
         )
         ranks = ParallelModel(options.tensor_parallel_size)
         try:

@@ -1,9 +1,11 @@
 """Commands to a rank and its answers: typed messages (msgspec), never pickle."""
 
+from typing import Any
+
 import msgspec
 
 from karat.checkpoint.overrides import Overrides
-from karat.config import Activations, FloatName
+from karat.config import FloatName
 from karat.errors import Packed
 from karat.ops.executor import StepLimits
 
@@ -11,17 +13,15 @@ from karat.ops.executor import StepLimits
 class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Load this rank's part of the model at `path` and make its cache. The first command, answered by Loaded.
 
-    `overrides` are what the user says of the model itself. `slot_bytes` and `whole_bytes` are sizes of the group's
-    shared memory. `cpus` are the CPUs that the rank may run on; empty means all.
+    `overrides` are what the user says of the model itself, `options` those of the executor. `slot_bytes` and
+    `whole_bytes` are sizes of the group's shared memory. `cpus` are the CPUs that the rank may run on; empty means all.
     """
 
     path: str
     overrides: Overrides
     executor: str
     dtype: FloatName
-    activations: Activations | None
-    isa: str | None
-    threads: int | None
+    options: dict[str, Any]
     kv_dtype: FloatName
     quantize: str | None
     guard: bool

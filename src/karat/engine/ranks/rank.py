@@ -103,7 +103,7 @@ class Rank:
 
             checkpoint = open_model(Path(load.path), load.overrides)
             config = read_config(checkpoint.config)
-            ops = registry.create(load.executor, load.dtype, load.threads, load.isa, load.activations)
+            ops = registry.create(load.executor, load.dtype, load.options)
             model = build(
                 config,
                 ops,

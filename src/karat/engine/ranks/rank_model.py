@@ -3,7 +3,7 @@
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import numpy as np
 from karat.batch import ForwardBatch
 from karat.checkpoint import ModelCheckpoint
 from karat.checkpoint.overrides import without_texts
-from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
+from karat.config import FLOAT_BYTES, FloatName, ModelConfig
 from karat.engine.engine_config import EngineConfig
 from karat.engine.ranks.messages import Done, Failed, Load, Loaded, Step
 from karat.errors import BugError, KaratError, RankError, unpacked
@@ -78,14 +78,15 @@ class ParallelModel(Runner):
         item = FLOAT_BYTES[load.dtype]
         slot_bytes = max(load.limits.num_tokens, load.limits.num_logit_rows) * config.hidden_size * item + _HEADER_BYTES
         whole_bytes = load.limits.num_logit_rows * config.vocab_size * item
-        threads = load.threads or max(1, num_physical_cores() // self.size)
+        threads = load.options.get("threads") or max(1, num_physical_cores() // self.size)
         placed = cores_of_ranks(self.size, threads)
         cpus: list[tuple[int, ...]] = [tuple(sorted(own)) for own in placed] if placed else [()] * self.size
         self._watcher = None
         make_room(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes, available=available_bytes())
         watcher = Watcher(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
+        options = {**load.options, "threads": threads}
         loads = [
-            msgspec.structs.replace(load, threads=threads, slot_bytes=slot_bytes, whole_bytes=whole_bytes, cpus=own)
+            msgspec.structs.replace(load, options=options, slot_bytes=slot_bytes, whole_bytes=whole_bytes, cpus=own)
             for own in cpus
         ]
         tally = Tally(self._file)
@@ -165,21 +166,18 @@ def load_command(
     *,
     executor: str,
     kv_dtype: FloatName,
-    threads: int | None,
+    options: Mapping[str, Any],
     dtype: FloatName = "float32",
     quantize: str | None = None,
     guard: bool = False,
-    activations: Activations | None = None,
 ) -> Load:
-    """The command that makes ranks load a model for an engine of these sizes."""
+    """The command that makes ranks load a model for an engine of these sizes; `options` are those of the executor."""
     return Load(
         path=str(checkpoint.path.absolute()),
         overrides=without_texts(checkpoint.overrides),
         executor=executor,
         dtype=dtype,
-        activations=activations,
-        isa=None,
-        threads=threads,
+        options=dict(options),
         kv_dtype=kv_dtype,
         quantize=quantize,
         guard=guard,

@@ -152,6 +152,7 @@ def _opened(line: _Line) -> LLM:
     command = line.receive()
     assert isinstance(command, Open), "a command before a model"
     options = {field.name: getattr(command.options, field.name) for field in fields(command.options)}
+    options |= options.pop("executor_options")
     tokenizer = None if command.tokenizer is None else Path(command.tokenizer)
     llm = LLM(
         open_model(Path(command.path), command.overrides),
