@@ -58,13 +58,11 @@ class Traits:
     chunk_invariant      how sequences are cut into steps, and what else is in a step, changes no bit of their logits
     overlaps             a step may be submitted while the one before it is computed
     chooses_activations  loaded weights can be run with any activations (karat.ops.integers)
-    samples              it chooses tokens itself
     """
 
     chunk_invariant: bool = False
     overlaps: bool = False
     chooses_activations: bool = False
-    samples: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
