@@ -1,7 +1,8 @@
 """ForwardBatch: one forward pass over many sequences, as one array of integers that every executor reads."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain, cycle, pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +27,7 @@ class Column(_Named):
     """A column of the batch, as a view [length]."""
 
     def __get__(self, batch: "ForwardBatch", kind: object = None) -> Int32:
-        return batch.flat[batch.places[self.name][0]]
+        return batch.flat[batch.place(self.name)]
 
 
 class GroupColumn(_Named):
@@ -34,7 +35,7 @@ class GroupColumn(_Named):
 
     def __get__(self, batch: "ForwardBatch", kind: object = None) -> Callable[[int], Int32]:
         def view(group: int) -> Int32:
-            values = batch.flat[batch.places[self.name][group]]
+            values = batch.flat[batch.place(self.name, group)]
             return values.reshape(batch.num_seqs, -1) if self.length == "table" else values
 
         return view
@@ -70,7 +71,7 @@ class ForwardBatch:
     `validate` checks the invariants of the columns and of the cache's length, in O(tokens).
     """
 
-    __slots__ = ("block_size", "flat", "num_groups", "num_seqs", "num_tokens", "places")
+    __slots__ = ("block_size", "bounds", "flat", "num_groups", "num_seqs", "num_tokens")
 
     token_ids = Column("tokens")
     positions = Column("tokens")
@@ -85,17 +86,10 @@ class ForwardBatch:
         assert flat.dtype == _INT32 and flat.ndim == 1, "a batch is one array of int32"
         self.flat = flat
         self.num_tokens, self.num_seqs, num_rows, self.block_size, self.num_groups = flat[:_NUM_COUNTS].tolist()
-        widths = flat[_NUM_COUNTS : _NUM_COUNTS + self.num_groups].tolist()
-        lengths = _lengths(self.num_tokens, self.num_seqs, num_rows)
-        end = _NUM_COUNTS + self.num_groups
-        self.places: dict[str, list[slice]] = {name: [] for name in NAMES}  # of a group's column, by group
-        for column in COLUMNS:
-            self.places[column.name].append(slice(end, end := end + lengths[column.length]))
-        for width in widths:
-            lengths["table"] = self.num_seqs * width
-            for of_group in GROUP_COLUMNS:
-                self.places[of_group.name].append(slice(end, end := end + lengths[of_group.length]))
-        assert end == len(flat), f"a batch of {len(flat)} numbers; its columns have {end}"
+        begin = _NUM_COUNTS + self.num_groups
+        lengths = _lengths((self.num_tokens, self.num_seqs, num_rows), flat[_NUM_COUNTS:begin].tolist())
+        self.bounds = list(accumulate(lengths, initial=begin))  # of all columns, those of one group after another
+        assert self.bounds[-1] == len(flat), f"a batch of {len(flat)} numbers; its columns have {self.bounds[-1]}"
 
     @classmethod
     def of(cls, block_size: int, **columns: Any) -> "ForwardBatch":
@@ -103,19 +97,23 @@ class ForwardBatch:
 
         AssertionError for columns whose lengths do not fit together.
         """
-        assert columns.keys() == NAMES, f"columns of a batch: {', '.join(sorted(NAMES ^ columns.keys()))}"
+        assert columns.keys() == _NUMBERS.keys(), f"columns of a batch: {', '.join(sorted(_NUMBERS.keys() ^ columns))}"
         counts = [len(columns[name]) for name in ("token_ids", "context_lens", "logit_rows")]
         tables = columns["block_tables"]
         widths = [len(table[0]) if len(table) else 0 for table in tables]
         columns["block_tables"] = [list(chain.from_iterable(table)) for table in tables]
-        numbers, lengths = [*counts, block_size, len(widths), *widths], _lengths(*counts)
-        for column in COLUMNS:
-            _add(numbers, column, columns[column.name], lengths)
-        for group, width in enumerate(widths):
-            lengths["table"] = counts[1] * width
-            for of_group in GROUP_COLUMNS:
-                _add(numbers, of_group, columns[of_group.name][group], lengths)
+        values = list(_OWN_VALUES(columns))
+        for each in zip(*_GROUP_VALUES(columns), strict=True):
+            values += each
+        lengths = _lengths(counts, widths)
+        assert list(map(len, values)) == lengths, _misfit(values, lengths)
+        numbers = [*counts, block_size, len(widths), *widths, *chain.from_iterable(values)]
         return cls(np.array(numbers, np.int32))
+
+    def place(self, name: str, group: int = 0) -> slice:
+        """Where a column is in `flat`; `group` is that of a column of groups."""
+        number = _NUMBERS[name] + group * len(GROUP_COLUMNS)
+        return slice(self.bounds[number], self.bounds[number + 1])
 
     def validate(
         self, *, cached_lens: Sequence[int], caches: Sequence[tuple[int, int | None]], vocab_size: int
@@ -129,9 +127,8 @@ class ForwardBatch:
         assert num_tokens > 0 and num_seqs > 0, "an empty batch"
         # Lists are cheaper than a dozen NumPy calls in a small step, and a large step takes far longer than both.
         numbers: list[int] = self.flat.tolist()
-        places = self.places
-        starts, positions = numbers[places["query_starts"][0]], numbers[places["positions"][0]]
-        contexts = numbers[places["context_lens"][0]]
+        columns = [numbers[start:stop] for start, stop in pairwise(self.bounds)]
+        token_ids, positions, starts, contexts, rows = columns[: len(COLUMNS)]
         assert starts[0] == 0 and starts[-1] == num_tokens and all(a < b for a, b in pairwise(starts)), (
             "query_starts do not cut the tokens into sequences"
         )
@@ -140,9 +137,9 @@ class ForwardBatch:
             assert cached + stop - start == context, "context_lens ≠ cache length + new tokens"
             assert positions[start:stop] == list(range(cached, context)), "positions do not continue the cache"
         assert len(caches) == self.num_groups, "a batch for other cache groups"
-        for slots, tables, cache in zip(places["slots"], places["block_tables"], caches, strict=True):
-            _check_group(numbers[slots], numbers[tables], size, starts, contexts, *cache)
-        token_ids, rows = numbers[places["token_ids"][0]], numbers[places["logit_rows"][0]]
+        for group, cache in enumerate(caches):
+            slots, tables = columns[len(COLUMNS) + group * len(GROUP_COLUMNS) :][: len(GROUP_COLUMNS)]
+            _check_group(slots, tables, size, starts, contexts, *cache)
         assert min(token_ids) >= 0 and max(token_ids) < vocab_size, "a token id outside the vocabulary"
         assert all(a < b for a, b in pairwise(rows)) and (not rows or (rows[0] >= 0 and rows[-1] < num_tokens)), (
             "logit_rows are not ascending rows of the step"
@@ -151,7 +148,9 @@ class ForwardBatch:
 
 COLUMNS = tuple(column for column in vars(ForwardBatch).values() if isinstance(column, Column))
 GROUP_COLUMNS = tuple(column for column in vars(ForwardBatch).values() if isinstance(column, GroupColumn))
-NAMES = {column.name for column in (*COLUMNS, *GROUP_COLUMNS)}
+_OWN_VALUES, _GROUP_VALUES = (itemgetter(*(c.name for c in columns)) for columns in (COLUMNS, GROUP_COLUMNS))
+_OWN_LENGTHS, _GROUP_LENGTHS = (itemgetter(*(c.length for c in columns)) for columns in (COLUMNS, GROUP_COLUMNS))
+_NUMBERS = {column.name: number for number, column in enumerate((*COLUMNS, *GROUP_COLUMNS))}
 
 
 def plain_batch(token_ids: Sequence[int]) -> ForwardBatch:
@@ -169,15 +168,22 @@ def plain_batch(token_ids: Sequence[int]) -> ForwardBatch:
     )
 
 
-def _lengths(num_tokens: int, num_seqs: int, num_rows: int) -> dict[Length, int]:
-    """The lengths of columns; that of a table comes with its group."""
-    return {"tokens": num_tokens, "seqs": num_seqs, "bounds": num_seqs + 1, "rows": num_rows}
+def _lengths(counts: Sequence[int], widths: Sequence[int]) -> list[int]:
+    """The lengths of all columns in order. `counts` are of tokens, sequences and rows, `widths` of the block tables."""
+    num_tokens, num_seqs, num_rows = counts
+    sizes = {"tokens": num_tokens, "seqs": num_seqs, "bounds": num_seqs + 1, "rows": num_rows}
+    lengths = list(_OWN_LENGTHS(sizes))
+    for width in widths:
+        sizes["table"] = num_seqs * width
+        lengths += _GROUP_LENGTHS(sizes)
+    return lengths
 
 
-def _add(numbers: list[int], column: _Named, values: Sequence[int], lengths: Mapping[Length, int]) -> None:
-    expected = lengths[column.length]
-    assert len(values) == expected, f"{column.name}: {len(values)} numbers for {expected} ({column.length})"
-    numbers.extend(values)
+def _misfit(values: Sequence[Sequence[int]], lengths: Sequence[int]) -> str:
+    """The first column whose length is not the expected one, in words."""
+    columns = chain(COLUMNS, cycle(GROUP_COLUMNS))
+    found = next(each for each in zip(columns, values, lengths, strict=False) if len(each[1]) != each[2])
+    return f"{found[0].name}: {len(found[1])} numbers for {found[2]} ({found[0].length})"
 
 
 def _check_group(

@@ -343,12 +343,13 @@ class Engine:
         if not chunks:
             return None
         batch = build_batch(chunks, self.scheduler.blocks, vocab_size=self.config.vocab_size)
+        decoded, prefilled = work_of(budget, chunks)
         return _Step(
             chunks=chunks,
             num_rows=[len(chunk.seq.wanted(chunk.num_tokens)) for chunk in chunks],
             begun=begun,
-            decoded=work_of(budget, chunks, decoding=True),
-            prefilled=work_of(budget, chunks, decoding=False),
+            decoded=decoded,
+            prefilled=prefilled,
             pending=self.run.submit(batch),
         )
 

@@ -289,7 +289,9 @@ def _order(seq: Sequence) -> tuple[int, int]:
     return seq.priority, seq.seq_id
 
 
-def work_of(budget: StepBudget, chunks: list[Chunk], *, decoding: bool) -> float:
-    """The work of the chunks that decode, or of those that belong to a prefill."""
-    wanted = (chunk for chunk in chunks if chunk.seq.is_decoding == decoding)
-    return sum(budget.work(chunk.seq.num_computed, chunk.num_tokens) for chunk in wanted)
+def work_of(budget: StepBudget, chunks: list[Chunk]) -> tuple[float, float]:
+    """The work of the chunks that decode, and of those that belong to a prefill."""
+    work = [0.0, 0.0]
+    for chunk in chunks:
+        work[not chunk.seq.is_decoding] += budget.work(chunk.seq.num_computed, chunk.num_tokens)
+    return work[0], work[1]

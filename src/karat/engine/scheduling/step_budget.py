@@ -83,10 +83,9 @@ class Pace:
 
     def budget(self, decoding_s: float = inf, alone_s: float = inf) -> StepBudget:
         """The budget of a step that takes at most `decoding_s` if sequences decode, `alone_s` if none does."""
-        usual_s, usual = self._usual()
-        decoding = (decoding_s - usual_s) * self.work_per_s + usual
-        least = decoding_s * PREFILL_SHARE * self.work_per_s
-        return StepBudget(self._key_work, decoding, least, alone_s * self.work_per_s)
+        (usual_s, usual), speed = self._usual(), self.work_per_s
+        decoding = (decoding_s - usual_s) * speed + usual
+        return StepBudget(self._key_work, decoding, decoding_s * PREFILL_SHARE * speed, alone_s * speed)
 
     def _usual(self) -> tuple[float, float]:
         """Seconds and work of a step that only decodes."""
