@@ -215,8 +215,8 @@ def test_logits_given_up_leave_nothing() -> None:
     engine.add_logits(tuple(range(30)), logits)
     engine.step()
     assert engine.scheduler.blocks.num_free < 64
-    engine.abort_logits(logits)
-    engine.abort_logits(logits)
+    engine.abort_reading(logits)
+    engine.abort_reading(logits)
     assert engine.scheduler.blocks.num_free == 64 and not engine.has_work
 
 

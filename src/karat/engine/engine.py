@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count, pairwise
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from karat.text.grammar import Grammar
 
 _log = logging.getLogger(__name__)
+
+AnyReader = TypeVar("AnyReader", LogitsReader, ReplayReader)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +132,8 @@ class Engine:
         choices, grammar = [], grammar or self.admission.grammar(request)
         words = words_of(request.params, self._tokenizer)
         for index in range(request.params.n):
-            sequence = self._sequence(
-                request.prompt_token_ids,
-                max_new=max_tokens - 1,
-                salt=request.salt,
-                shares=request.shares,
-                priority=request.priority,
-            )
+            own = {"salt": request.salt, "shares": request.shares, "priority": request.priority}
+            sequence = self._sequence(request.prompt_token_ids, max_tokens - 1, **own)
             choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens, grammar, words))
         going = [choice for choice in choices if choice.finish_reason is None]  # a resumed one may have its end
         self._half_done = True
@@ -154,12 +151,7 @@ class Engine:
         self.admission.check_tokens("the text", token_ids)
         self.admission.check_fits(len(token_ids))
         self._mend()
-        reader = LogitsReader(self._sequence(token_ids, max_new=0), target)
-        self._half_done = True
-        self._readers[reader.sequence.seq_id] = reader
-        self.scheduler.add(reader.sequence)
-        self._half_done = False
-        return reader
+        return self._queued(LogitsReader(self._sequence(token_ids), target))
 
     def replay(
         self,
@@ -178,19 +170,14 @@ class Engine:
         max_tokens = self.admission.check_limits(request)
         self.admission.check_tokens("the answer", token_ids)
         text = (*request.prompt_token_ids, *token_ids[:-1])
-        sequence = self._sequence(text, max_new=0, shares=False, priority=MAX_COUNT)
-        sequence.num_read, sequence.max_rows = len(request.prompt_token_ids) - 1, rows
+        num_read = len(request.prompt_token_ids) - 1
+        sequence = self._sequence(text, num_read=num_read, max_rows=rows, shares=False, priority=MAX_COUNT)
         beside = Sequence(sequence.seq_id, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
         grammar = grammar or self.admission.grammar(request)
         choice = Choice(request, index, beside, self._tokenizer, max_tokens, grammar)
         self.admission.check_fits(len(text))
         self._mend()
-        replay = ReplayReader(sequence, choice, token_ids, self._tokenizer)
-        self._half_done = True
-        self._readers[sequence.seq_id] = replay
-        self.scheduler.add(sequence)
-        self._half_done = False
-        return replay
+        return self._queued(ReplayReader(sequence, choice, token_ids, self._tokenizer))
 
     def step(self) -> list[RequestUpdate]:
         """One forward pass over as many sequences as fit. Returns the updates by request; none if there is no work.
@@ -261,23 +248,16 @@ class Engine:
         chunks = tuple(chunk for update in updates for chunk in update.chunks)
         return msgspec.structs.replace(updates[-1], chunks=chunks)
 
-    def abort_logits(self, target: LogitsTarget) -> None:
-        """End the reader of `add_logits` to this target and free its blocks, if it has not ended by itself.
+    def abort_reading(self, asked: LogitsTarget | Request) -> None:
+        """End what `add_logits` began for this target, or `replay` for this request object, and free its blocks.
 
-        The target names it, because a caller that was interrupted in `add_logits` does not have the reader.
+        No effect if it has ended by itself. It is not named by its reader, because a caller that was interrupted in
+        those calls does not have that.
         """
         self._mend()
         for reader in list(self._readers.values()):
-            if isinstance(reader, LogitsReader) and reader.target is target:
-                self._half_done = True
-                self._drop(reader)
-                self._half_done = False
-
-    def abort_replay(self, request: Request) -> None:
-        """End the replay of this request object and free its blocks, if it has not ended by itself."""
-        self._mend()
-        for reader in list(self._readers.values()):
-            if isinstance(reader, ReplayReader) and reader.request is request:
+            is_target = isinstance(reader, LogitsReader) and reader.target is asked
+            if is_target or (isinstance(reader, ReplayReader) and reader.request is asked):
                 self._half_done = True
                 self._drop(reader)
                 self._half_done = False
@@ -297,24 +277,16 @@ class Engine:
             entry.publish()
         self._half_done = False
 
-    def _sequence(
-        self,
-        prompt: tuple[int, ...],
-        *,
-        max_new: int,
-        salt: str | None = None,
-        shares: bool = True,
-        priority: int = 0,
-    ) -> Sequence:
-        return Sequence(
-            next(self._seq_ids),
-            list(prompt),
-            len(prompt),
-            max_len=len(prompt) + max_new,
-            salt=salt,
-            shares=shares,
-            priority=priority,
-        )
+    def _sequence(self, prompt: tuple[int, ...], max_new: int = 0, **others: Any) -> Sequence:
+        """A sequence of this prompt; `others` are fields of it."""
+        return Sequence(next(self._seq_ids), list(prompt), len(prompt), len(prompt) + max_new, **others)
+
+    def _queued(self, reader: AnyReader) -> AnyReader:
+        self._half_done = True
+        self._readers[reader.sequence.seq_id] = reader
+        self.scheduler.add(reader.sequence)
+        self._half_done = False
+        return reader
 
     def _entry(self, request_id: str) -> Entry:
         entry = self._entries.get(request_id)

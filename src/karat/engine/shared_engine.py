@@ -102,7 +102,7 @@ class SharedEngine:
 
     def write_logits(self, token_ids: tuple[int, ...], target: LogitsTarget) -> None:
         """Write all logits [tokens, vocab] of a text to `target`."""
-        with ending(lambda: self._alone(lambda: self._engine.abort_logits(target))):
+        with ending(lambda: self._alone(lambda: self._engine.abort_reading(target))):
             reader = self._alone(lambda: self._engine.add_logits(token_ids, target))
             while not reader.done:
                 self._advance()
@@ -111,7 +111,7 @@ class SharedEngine:
 
     def replay(self, request: Request, index: int, token_ids: tuple[int, ...]) -> ReplayReader:
         """The replay of a choice, done. Raises the error that ended it."""
-        with ending(lambda: self._alone(lambda: self._engine.abort_replay(request))):
+        with ending(lambda: self._alone(lambda: self._engine.abort_reading(request))):
             replay = self._alone(lambda: self._engine.replay(request, index, token_ids))
             while not replay.done:
                 self._advance()

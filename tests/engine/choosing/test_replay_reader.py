@@ -83,7 +83,7 @@ def test_an_aborted_replay_frees_its_blocks(llm: LLM) -> None:
     llm.engine.replay(request, 0, ids, rows=1)
     llm.engine.advance()
     assert llm.engine.stats().num_blocks_used > 0
-    llm.engine.abort_replay(request)
+    llm.engine.abort_reading(request)
     assert llm.engine.stats().num_blocks_used == 0 and not llm.engine.has_work
 
 

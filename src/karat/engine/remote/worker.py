@@ -285,7 +285,7 @@ class Worker:
         elif request_id in self._comparisons:
             self._comparisons.pop(request_id).close()
         elif request_id in self._replays:
-            self._engine.abort_replay(self._replays.pop(request_id).request)
+            self._engine.abort_reading(self._replays.pop(request_id).request)
         elif (update := self._engine.abort(request_id)) is not None:
             self._news.append(update)
             self._forget(request_id)
