@@ -27,6 +27,7 @@ Examples
   karat diagnose engine.trace --model org/name
   karat diagnose engine.trace -m ./my-model --json
   karat diagnose ours.trace --reference theirs.trace
+  karat diagnose engine.trace --from all       which part changes the logits
 
 Exit code 0: exact or explained by rounding.
 1: a bug, named or not, or further from the reference than rounding goes.
@@ -49,6 +50,15 @@ def diagnose(
     reference: Annotated[
         Path | None, typer.Option(metavar="TRACE", help="A trace of the same tokens that is known to be right.")
     ] = None,
+    onward_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="PART",
+            help="Go on from the engine's own result of PART with the right rest: embedding, attention:K, layer:K, "
+            "norm, head, or all; repeatable.",
+        ),
+    ] = None,
     seconds: Annotated[
         float, typer.Option(metavar="S", min=0, help="Time limit of all searches for mistakes together.")
     ] = 60.0,
@@ -64,6 +74,7 @@ def diagnose(
     """
     from karat.check.diagnosis.diagnose import Diagnoser
     from karat.check.diagnosis.disagreement import Ranks
+    from karat.check.diagnosis.onward import onward, onward_lines, suspects
     from karat.check.diagnosis.peers import graph_of, known_difference
     from karat.check.diagnosis.reference import departure, departure_alone, departure_lines
     from karat.check.diagnosis.wording import diagnosis_lines
@@ -121,10 +132,14 @@ def diagnose(
         right, _ = gathered(opened.graph, right)
         graph = graph_of(right.info, opened)
         left = departure(diagnoser.replay, Replay(graph, opened.weights(right.info.dtype), right))
+    rest = onward(diagnoser.replay, onward_from) if onward_from else None
     is_healthy = diagnosis.is_healthy and disagreement is None and not tokens and not (left is not None and left.leaves)
     if as_json:
         facts = as_facts(diagnosis) | {"reach": resolution(diagnoser.replay), "different_on_ranks": differing}
         facts |= {} if disagreement is None else {"ranks": asdict(disagreement)}
+        if rest is not None:
+            parts = [asdict(one) for one in rest[0]]
+            facts["from"] = {"parts": parts, "noise": rest[1], "suspects": suspects(*rest[:2])}
         facts |= {} if left is None else _of_reference(left)
         if tokens:
             facts |= {"tokens": [asdict(finding) for finding in tokens]}
@@ -136,6 +151,8 @@ def diagnose(
     elif differing:
         names = shortened(differing, opened.graph)
         lines += ["", f"not equal on all ranks, by no more than rounding, and rank 0's is judged: {names}"]
+    if rest is not None:
+        lines += ["", *onward_lines(*rest)]
     if left is not None and right is not None:
         lines += ["", *departure_lines(left, trace, right, every_op_right=diagnosis.is_healthy)]
     if not is_healthy and diagnosis.is_healthy:

@@ -29,6 +29,7 @@ from karat.ops.executor import Executor
 Array = NDArray[np.floating]
 
 # With "theirs:" before a part, transformers computes that part and Karat the rest.
+ABOVE = 10.0  # times the noise, from which on a part is suspect
 PARTS = ("attention", "mlp", "norm", "head", "layer:K")
 
 
@@ -196,12 +197,13 @@ def _distance(a: Array, b: Array) -> float:
     return largest / deviation if deviation > 0 else 0.0 if largest == 0 else float("inf")
 
 
-def suspect(runs: Sequence[HybridRun]) -> str | None:
-    """The part that, computed by Karat, removes most of the divergence; None if the divergence is small or stays."""
-    alone = runs[0].from_ours
-    best = min(
-        (run for run in runs[1:] if not run.part.startswith("theirs:")), key=lambda run: run.from_ours, default=None
-    )
-    if best is None or alone < 1e-3 or not np.isfinite(best.from_ours) or best.from_ours > 0.1 * alone:
-        return None
-    return best.part
+def suspects(runs: Sequence[HybridRun]) -> list[str]:
+    """The parts that, computed by Karat, change their logits by ten times the noise; none if the two do not diverge.
+
+    The noise is the change of the middle one of the parts, and at most a hundredth of the divergence.
+    """
+    alone, ours = runs[0].from_ours, [run for run in runs[1:] if not run.part.startswith("theirs:")]
+    if alone < 1e-3 or not ours:
+        return []
+    noise = np.fmin(alone / 100, np.median([run.from_theirs for run in ours]))
+    return [run.part for run in ours if not run.from_theirs <= ABOVE * noise]

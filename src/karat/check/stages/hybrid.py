@@ -9,7 +9,7 @@ from karat.check.session.stage import Stage
 
 
 def run(session: Session) -> Stage:
-    from karat.check.record.hybrid import Hybrid, suspect
+    from karat.check.record.hybrid import Hybrid, suspects
 
     model, plan = session.plan.model, session.plan
     theirs = agreement.load_transformers(model.path)
@@ -19,8 +19,10 @@ def run(session: Session) -> Stage:
         f"{run.from_ours:.2g} from ours alone"
         for run in runs
     ]
-    part = suspect(runs)
-    lines += [f"with {part} ours the divergence goes: it arises there"] if part else []
+    if parts := suspects(runs):
+        lines.append(
+            f"with {' or '.join(parts)} ours the logits change far above the noise: the divergence arises there"
+        )
     facts: dict[str, Any] = {run.part: [run.from_theirs, run.from_ours] for run in runs}
     largest = max(max(run.from_theirs, run.from_ours) for run in runs)
     small = largest <= agreement.HYBRID_LIMIT
