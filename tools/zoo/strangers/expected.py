@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-NARROW = ("dtype-narrow", "*narrow*", "dtype-*")
 QKV, ROPE = ("q_proj", "k_proj", "v_proj"), ("q_rope", "k_rope")
 GATE_UP, NORMS = ("gate_proj", "up_proj"), ("input_layernorm", "post_attention_layernorm", "norm")
 CACHE = ("scores", "weights", "attention")
@@ -30,7 +29,7 @@ EXPECTED: dict[str, tuple[Expect, ...]] = {
     "qkv-cut-naively": _one("qkv-split shard-*", QKV, "weight-swapped"),
     "gate-up-cut-naively": _one("shard-* gate-up-split", GATE_UP, "qkv-split weight-swapped"),
     "heads-joined-inside": _one("heads-order", ("attention",)),
-    "vocabulary-exchanged": _one("shard-* vocabulary-*", ("lm_head",), "weight-swapped *-row"),
+    "vocabulary-exchanged": _one("shard-* vocabulary-*", ("lm_head",), "weight-swapped *-row head-other"),
     "kv-heads-4-ranks": _one("gqa-* kv-heads* shard-*", ("k_proj", "v_proj"), "qkv-split weight-swapped heads-order"),
     "embedding-rows-4-ranks": _one("embed-row", ("embed_tokens",), "shard-*"),
     "mask-from-0": _one("mask-misaligned", ("scores",)),
@@ -42,13 +41,13 @@ EXPECTED: dict[str, tuple[Expect, ...]] = {
     "block-of-other": _one("kv-stale kv-*", CACHE),
     "padding-counted": _one(*_RESTART),
     "decode-mask-short": _one("mask-off-by-one", CACHE, "kv-stale"),
-    "rope-tables-bf16": _one(" ".join(NARROW), ROPE),
-    "frequencies-bf16": _one(" ".join(NARROW), ROPE, "rope-theta"),
-    "softmax-fp16": _one(" ".join(NARROW), ("weights",)),
-    "norm-bf16": _one(" ".join(NARROW), NORMS),
-    "square-overflows": _one("overflow-fp16", NORMS, " ".join(NARROW)),
-    "logits-bf16": _one(" ".join(NARROW), ("lm_head",)),
-    "residual-fp16": _one(" ".join(NARROW), ("embed_tokens", "attention_residual", "layer")),
+    "rope-tables-bf16": _one("narrow-arithmetic", ROPE, "dtype-*"),
+    "frequencies-bf16": _one("narrow-arithmetic", ROPE, "rope-theta dtype-*"),
+    "softmax-fp16": _one("narrow-arithmetic", ("weights",), "dtype-*"),
+    "norm-bf16": _one("narrow-arithmetic", NORMS, "dtype-*"),
+    "square-overflows": _one("overflow-fp16", NORMS, "narrow-arithmetic dtype-*"),
+    "logits-bf16": _one("narrow-arithmetic", ("lm_head",), "dtype-*"),
+    "residual-fp16": _one("narrow-arithmetic", ("embed_tokens", "attention_residual", "layer"), "dtype-*"),
     "rope-before-bias": _one("rope-before-bias rope-order bias-after-rope", (*QKV, *ROPE), "bias-missing bias-*"),
     "llama3-factor": _one("rope-theta rope-scaling", ROPE),
     "variance-about-mean": _one("norm-variance norm-mean norm-centred", NORMS, "norm-*mean* norm-centre*"),
@@ -73,7 +72,7 @@ EXPECTED: dict[str, tuple[Expect, ...]] = {
     "layers-sorted-as-text": _one("layer-prefix layer-order", (*QKV, *NORMS, *GATE_UP, "o_proj", "down_proj")),
     "last-layer-skipped": _one("layer-missing layer-skipped layer-*", ("norm",)),
     "head-tied": _one("tie-wrong", ("lm_head",)),
-    "down-bf16": _one("dtype-narrow", ("down_proj",), "dtype-*"),
+    "down-bf16": _one("dtype-narrow", ("down_proj",), "dtype-* narrow-arithmetic"),
     "weights-truncated": _one("dtype-trunc", (*QKV, *GATE_UP, "embed_tokens"), "dtype-*"),
     "eps-outside": _one("norm-eps-outside", NORMS, "norm-eps"),
     "norm-plus-1": _one("norm-offset", NORMS),
@@ -114,7 +113,7 @@ EXPECTED: dict[str, tuple[Expect, ...]] = {
     "k-cached-before-rope": _one("kv-stale rope-missing-k kv-*", (*CACHE, *ROPE)),
     "k-roped-twice": _one("rope-twice", (*CACHE, *ROPE), "kv-*"),
     "kv-exchanged": _one("kv-stale kv-*", CACHE),
-    "cache-is-fp16": _one(" ".join((*NARROW, "kv-dtype", "kv_dtype*")), CACHE, "kv-*"),
+    "cache-is-fp16": _one("narrow-arithmetic kv-dtype dtype-*", CACHE, "kv-*"),
     "cache-shared": _one("kv-stale kv-*", CACHE),
     "decode-overwrites": _one("kv-stale kv-*", CACHE),
     "blocks-freed-early": _one("kv-stale kv-*", CACHE),
