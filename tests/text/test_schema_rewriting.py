@@ -210,3 +210,15 @@ def test_what_no_grammar_keeps_to_is_refused_by_name(schema: Any) -> None:
     names = [name for name in ("uniqueItems", "not", "if", "dependentRequired", "propertyNames") if name in schema]
     with pytest.raises(RequestError, match=f"json: {names[0]}"):
         rewritten(schema)
+
+
+def test_the_place_of_what_is_refused_is_said() -> None:
+    tags = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    for schema, place in (
+        ({"properties": {"tags": tags}}, "/properties/tags"),
+        ({"$defs": {"a": {"anyOf": [{"type": "null"}, tags]}}}, "/$defs/a/anyOf/1"),
+        ({"properties": {"a": {"items": tags}}}, "/properties/a/items"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            rewritten(schema)
+        assert str(refused.value).startswith(f"structured_outputs: json: uniqueItems of {place}: no grammar can keep")

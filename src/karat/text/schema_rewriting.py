@@ -26,10 +26,26 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 def rewritten(schema: Mapping[str, Any]) -> Schema:
-    """RequestError, with its name, for a keyword that no grammar can keep to."""
-    made = _Rewriting(schema).of(schema)
+    """RequestError, with its name and place, for a keyword that no grammar can keep to."""
+    try:
+        made = _Rewriting(schema).of(schema, "")
+    except _UnkeptError as error:
+        where = f"{error.keyword} of {error.place}" if error.place else error.keyword
+        raise RequestError(
+            f"structured_outputs: json: {where}: no grammar can keep to it here: {error.why}",
+            param="structured_outputs",
+        ) from None
     assert isinstance(made, dict)
     return made
+
+
+class _UnkeptError(Exception):
+    """A keyword that no grammar can keep to, and the place of its schema in the document."""
+
+    def __init__(self, keyword: str, why: str) -> None:
+        super().__init__(keyword, why)
+        self.keyword, self.why = keyword, why
+        self.place: str | None = None
 
 
 class _Rewriting:
@@ -38,11 +54,20 @@ class _Rewriting:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
 
-    def of(self, given: object) -> object:
+    def of(self, given: object, place: str) -> object:
+        """What takes the place of a schema. Raises _UnkeptError."""
+        try:
+            return self._of(given, place)
+        except _UnkeptError as error:
+            if error.place is None:
+                error.place = place
+            raise
+
+    def _of(self, given: object, place: str) -> object:
         if not isinstance(given, Mapping):
             return given
         cases, rest = _cases(given)
-        schema = with_inner(rest, lambda _, value: self.of(value))
+        schema = with_inner(rest, lambda where, value: self.of(value, place + where))
         if isinstance(schema.get("format"), str) and schema["format"] not in FORMATS:
             del schema["format"]  # an annotation
         _round_bounds(schema)
@@ -50,7 +75,12 @@ class _Rewriting:
         self._depend(schema)
         for case in cases:
             if "if" in case and not case.keys().isdisjoint(("then", "else")):
-                _add(schema, self._branches(schema, case["if"], *(self.of(case.get(n, {})) for n in ("then", "else"))))
+                _add(
+                    schema,
+                    self._branches(
+                        schema, case["if"], *(self.of(case.get(n, {}), f"{place}/{n}") for n in ("then", "else"))
+                    ),
+                )
         if schema.get("unevaluatedProperties") is not None and not any(name in schema for name in OTHERS):
             schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
         self._name(schema)
@@ -98,16 +128,18 @@ class _Rewriting:
             schema.pop("const", None)
             schema["enum"] = [value for value in own if not any(_equal(value, each) for each in values)]
             if not schema["enum"]:
-                raise _unkept("not", "no value of enum is left; take it out")
+                raise _UnkeptError("not", "no value of enum is left; take it out")
         elif keys == {"type"} and isinstance(types, list) and not {"integer", "number"} & set(types):
             had = schema.get("type", list(_TYPES))
             schema["type"] = [name for name in ([had] if isinstance(had, str) else had) if name not in types]
             if not schema["type"]:
-                raise _unkept("not", "no type is left; take it out")
+                raise _UnkeptError("not", "no type is left; take it out")
         elif keys <= {"required", "type"} and isinstance(required, list) and required and _is_object(schema):
             _add(schema, [{"properties": {name: False}} for name in required])
         else:
-            raise _unkept("not", "of values of an enum, of types, or of required it can; say what there may be instead")
+            raise _UnkeptError(
+                "not", "of values of an enum, of types, or of required it can; say what there may be instead"
+            )
 
     def _depend(self, schema: Schema) -> None:
         depending = schema.get("dependentRequired")
@@ -115,7 +147,7 @@ class _Rewriting:
             return
         del schema["dependentRequired"]
         if not _is_object(schema):
-            raise _unkept("dependentRequired", "the type is not object alone; add it")
+            raise _UnkeptError("dependentRequired", "the type is not object alone; add it")
         for name, others in depending.items():
             if isinstance(others, list) and others:
                 _add(schema, [{"properties": {name: False}}, {"required": [name, *others]}])
@@ -132,11 +164,11 @@ class _Rewriting:
             or not set(required) <= set(asked)
             or not _is_object(schema)
         ):
-            raise _unkept("if", "of one property with an enum or a const it can; take anyOf instead")
+            raise _UnkeptError("if", "of one property with an enum or a const it can; take anyOf instead")
         (name,) = asked
         had, wanted = self._values(schema.get("properties", {}).get(name)), self._values(asked[name])
         if had is None or wanted is None:
-            raise _unkept("if", f"the property {shown(name)} has no enum; give it one, or take anyOf instead")
+            raise _UnkeptError("if", f"the property {shown(name)} has no enum; give it one, or take anyOf instead")
         yes = [value for value in had if any(_equal(value, each) for each in wanted)]
         no = [value for value in had if value not in yes]
         branches = []
@@ -168,14 +200,16 @@ class _Rewriting:
             if expression is None or keys > {"pattern"}:
                 least, most = wanted.get("minLength", 0), wanted.get("maxLength", "")
                 if expression is not None or not isinstance(least, int) or not isinstance(most, int | str):
-                    raise _unkept("propertyNames", "of an enum, a pattern or lengths it can; give one of them")
+                    raise _UnkeptError("propertyNames", "of an enum, a pattern or lengths it can; give one of them")
                 expression = f"^(?s:.{{{least},{most}}})$"
             if own and value not in (True, {}):
-                raise _unkept("propertyNames", "it stands beside properties and additionalProperties; give one of them")
+                raise _UnkeptError(
+                    "propertyNames", "it stands beside properties and additionalProperties; give one of them"
+                )
             schema["properties"] = {n: each for n, each in own.items() if _fits(expression, n)}
             schema |= {"patternProperties": {expression: value}, "additionalProperties": False}
         elif keys:
-            raise _unkept("propertyNames", "of an enum, a pattern or lengths it can; give one of them")
+            raise _UnkeptError("propertyNames", "of an enum, a pattern or lengths it can; give one of them")
 
     def _empty(self, schema: Schema) -> None:
         """A pattern whose names are all among the others' would be asked for a name that there is not."""
@@ -210,9 +244,10 @@ class _Rewriting:
             return schema
         values = self._values(schema.get("items"))
         if values is None or len(values) > MAX_CHOSEN or schema.keys() & {"prefixItems", "contains", *OTHERS}:
-            raise _unkept(
+            raise _UnkeptError(
                 "uniqueItems",
-                f"of an enum of at most {MAX_CHOSEN} values it can; take it out, and drop what comes twice",
+                f"of items from an enum of at most {MAX_CHOSEN} values it can; take it out (pydantic: list "
+                "instead of set), and drop what comes twice",
             )
         arranged = permutations if len(values) <= MAX_ARRANGED else combinations
         sizes = range(least, min(most, len(values)) + 1)
@@ -222,7 +257,7 @@ class _Rewriting:
             for items in arranged(values, size)
         ]
         if not arrays:
-            raise _unkept("uniqueItems", f"minItems={least}, and items has {len(values)} values; lower it")
+            raise _UnkeptError("uniqueItems", f"minItems={least}, and items has {len(values)} values; lower it")
         return {"anyOf": arrays, **{name: schema[name] for name in ("$defs", "definitions") if name in schema}}
 
 
@@ -310,9 +345,3 @@ def _type_of(value: object) -> str:
 def _equal(one: object, other: object) -> bool:
     """As JSON has it: true is not 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
-
-
-def _unkept(keyword: str, why: str) -> RequestError:
-    return RequestError(
-        f"structured_outputs: json: {keyword}: no grammar can keep to it here: {why}", param="structured_outputs"
-    )
