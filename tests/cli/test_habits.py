@@ -38,6 +38,15 @@ def test_what_has_no_effect_is_named() -> None:
         assert translated(given, FLAGS, VALUED, ()).args == left
 
 
+def test_a_default_of_llama_cpp_is_no_option() -> None:
+    given = ["-c", "0", "--mirostat", "0", "--keep=0", "--reasoning-budget", "-1", "--grammar", "", "-p", "a"]
+    taken = translated(given, FLAGS, [*VALUED, "--max-model-len"], ())
+    assert (taken.args, taken.remarks, taken.advice) == (["-p", "a"], (), None)
+    assert translated(["-c", "8"], FLAGS, [*VALUED, "--max-model-len"], ()).args == ["--max-model-len", "8"]
+    assert "--typical-p" in (translated(["--mirostat", "2"], FLAGS, VALUED, ()).advice or "")
+    assert translated(["-c"], FLAGS, [*VALUED, "--max-model-len"], ()).args == ["--max-model-len"]
+
+
 def test_flags_before_words() -> None:
     assert translated(["-m", "a.gguf", "--tensors"], ["--tensors"], (), ["model"]).args == ["a.gguf", "--tensors"]
     assert translated(["-f", "a.txt"], (), (), ["words"]).args == ["a.txt"]
@@ -114,7 +123,11 @@ def test_a_command_by_habit(karat_here: Karat) -> None:
     ours = ["--max-tokens", "3", "--temperature", "0", "--max-model-len", "64", "--threads", "1"]
     assert by_habit.returncode == 0 and by_habit.stdout == karat_here("run", "-p", "Once", *ours).stdout
     assert "karat: -ngl has no effect: Karat computes on the CPU\n" in by_habit.stderr
-    assert karat_here("run", "-q", "-p", "Once", "-n", "1", "-ngl", "9").stderr == ""
+    assert karat_here("run", "-q", "-p", "Once", "-n", "1", "-ngl", "9", LLAMA_ARG_PORT="1").stderr == ""
+    servers = ["-ctk", "q8_0", "-ctv", "q8_0", "-b", "512", "-ub", "256", "--mirostat", "0", "-kvu", "-dt", "0.1"]
+    done = karat_here("run", "-p", "Once", "-n", "1", *servers, LLAMA_ARG_CTX_SIZE="64", LLAMA_ARG_PORT="1")
+    assert done.returncode == 0
+    assert "LLAMA_ARG_CTX_SIZE, LLAMA_ARG_PORT in the environment: not read; give options instead\n" in done.stderr
 
 
 def test_no_number_of_tokens_and_a_prompt_like_a_name(karat_here: Karat) -> None:

@@ -1,5 +1,6 @@
 """The commands, put together."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from importlib import import_module
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from karat import __version__
-from karat.cli.habits import advice_on_command, translated
+from karat.cli.habits import advice_on_command, translated, unread
 from karat.cli.options import Debug, unfolded
 from karat.cli.terminal import emit, tell, writing
 from karat.cli.values import read_plainly
@@ -59,8 +60,9 @@ class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
             for is_flag in (True, False)
         )
         taken = translated(args, flags, valued, words)
-        for remark in taken.remarks if not {"-q", "--quiet"} & set(args) else ():
-            tell(f"karat: {remark}")
+        if not {"-q", "--quiet"} & set(args):
+            for remark in (*taken.remarks, *filter(None, [unread(os.environ)])):
+                tell(f"karat: {remark}")
         answer = f"{taken.advice}; see `{ctx.command_path} --help`"
         if taken.is_wrong:
             raise UsageError(answer)

@@ -25,8 +25,11 @@ _RENAMED: Mapping[str, str] = {
     **dict.fromkeys(("-b", "--batch-size"), "--max-num-batched-tokens"),
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "--model"),
     "--chat-template-file": "--chat-template",
+    "--dry-sequence-breaker": "--dry-sequence-breakers",
     "--override-kv": "--override",
     "--rope-scale": "--rope-factor",
+    **dict.fromkeys(("-st", "--single-turn"), "--chat"),
+    **dict.fromkeys(("-sp", "--special"), "--no-skip-special-tokens"),
     **dict.fromkeys(("--outtype", "--quantization-type"), "--quant"),
     "--api_key": "--api-key",
     "-tp": "--tensor-parallel-size",
@@ -39,6 +42,7 @@ _WORDS: Mapping[str, Collection[str]] = {
 }
 _CPU = "Karat computes on the CPU"
 _MAPPED = "files are always mapped, and packed once"
+_OTHERWISE = "it changes no answer"
 _BY_TEMPLATE = "how a model calls tools and reasons is known from its chat template"
 # What changes no answer: the values that may follow (None: one, of any kind), and why it has no effect.
 _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
@@ -60,6 +64,21 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
     **dict.fromkeys(("--no-perf", "--perf", "-v", "--verbose"), ((), "figures stand in --json")),
     **dict.fromkeys(("-lv", "--log-verbosity", "--verbosity"), (None, "-q leaves errors alone")),
     "--no-context-shift": ((), "a context that is full ends the answer"),
+    **dict.fromkeys(
+        ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
+        (None, "keys and values are kept in float16; --kv-dtype TYPE changes both"),
+    ),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), (None, "no result depends on it")),
+    **dict.fromkeys(
+        ("--log-file", "--log-colors", "-dt", "--defrag-thold", "-cram", "--cache-ram"), (None, _OTHERWISE)
+    ),
+    **dict.fromkeys(("--embd-normalize", "-fit", "--fit"), (None, _OTHERWISE)),
+    **dict.fromkeys(("--log-prefix", "--log-timestamps", "--check-tensors", "--swa-full"), ((), _OTHERWISE)),
+    **dict.fromkeys(("-kvu", "--kv-unified", "--direct-io", "-dio", "--no-host"), ((), _OTHERWISE)),
+    **dict.fromkeys(("--op-offload", "--no-op-offload"), ((), _CPU)),
+    **dict.fromkeys(
+        ("-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict"), (None, "taskset binds a process to cores")
+    ),
     **dict.fromkeys(("-fa", "--flash-attn"), (("on", "off", "auto", "0", "1"), "attention has one form")),
     **dict.fromkeys(("-cb", "--cont-batching"), ((), "batching is always continuous")),
     "--jinja": ((), "chat templates are always Jinja"),
@@ -73,6 +92,15 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
     **dict.fromkeys(("--uvicorn-log-level", "--log-level"), (None, "-q leaves errors alone")),
     **dict.fromkeys(("--disable-log-requests", "--disable-log-stats"), ((), "-q leaves errors alone")),
 }
+# Values that are llama.cpp's defaults: given so, an option is none at all.
+_DEFAULTS: Mapping[str, Collection[str]] = {
+    "--mirostat": ("0",),
+    **dict.fromkeys(("-c", "--ctx-size", "--ctx", "--num-ctx"), ("0",)),
+    "--keep": ("0",),
+    "--reasoning-budget": ("-1",),
+    **dict.fromkeys(("--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"), ("0",)),
+    **dict.fromkeys(("--grammar", "--lora", "--mmproj"), ("",)),
+}
 _TALK = "karat chat talks, and karat run --chat asks once"
 _GRAMMAR = "--json-schema FILE holds an answer to a schema, and the field grammar of the server to GBNF or Lark"
 _NO_LORA = "LoRA is not there yet"
@@ -81,15 +109,18 @@ _NO_EMBEDDINGS = "Karat makes no embeddings yet"
 # What is done otherwise.
 _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive", "-st", "--single-turn"), _TALK),
+    **dict.fromkeys(("--image", "--audio", "--mmproj-url", "-mmu"), "there are no images and no sounds yet"),
+    **dict.fromkeys(("--control-vector", "--control-vector-scaled"), "control vectors are not there yet"),
+    **dict.fromkeys(("-sysf", "--system-prompt-file"), "--system TEXT"),
+    **dict.fromkeys(("-bf", "--binary-file"), "the prompt is read from stdin: karat run -m MODEL < FILE"),
+    "--reasoning-budget": "--template-arg enable_thinking=false, for models that have it",
     **dict.fromkeys(("-no-cnv", "--no-conversation"), "leave it out: karat run goes on with a text"),
     **dict.fromkeys(("-f", "--file"), "the prompt is read from stdin: karat run -m MODEL < FILE"),
     **dict.fromkeys(("--grammar", "--grammar-file"), _GRAMMAR),
     **dict.fromkeys(("--embedding", "--embeddings"), _NO_EMBEDDINGS),
-    **dict.fromkeys(("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), "--kv-dtype TYPE is for both"),
     "--rope-freq-base": "--override rope_theta=N",
     **dict.fromkeys(("--chat-template-kwargs", "--default-chat-template-kwargs"), "--template-arg KEY=VALUE, for each"),
     "-l": "--logit-bias ID=X",
-    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size"), "leave it out: no result depends on it"),
     **dict.fromkeys(("--tokenizer", "--tokenizer-mode"), "leave it out: a model's own tokenizer is taken"),
     **dict.fromkeys(("--lora", "--lora-scaled", "--lora-modules", "--enable-lora"), _NO_LORA),
     **dict.fromkeys(
@@ -114,7 +145,6 @@ _ADVICE: Mapping[str, str] = {
     "--format": "--json-schema FILE holds an answer to a schema",
     "--insecure": "hubs are asked as HF_ENDPOINT says",
     "--timeout": "karat serve has --body-timeout-s, --head-timeout-s and --write-timeout-s",
-    **dict.fromkeys(("-sp", "--special"), "leave it out: special tokens are no text"),
     "-r": "--repeat N",
     "--chunks": "leave it out, or give a shorter text",
     "-o": "give the file to write as a word of its own",
@@ -123,6 +153,7 @@ _COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("quantize", "quantise"), "karat convert IN OUT.gguf --quant Q4_K_M"),
     **dict.fromkeys(("tokenize", "tokenise"), "karat serve has /tokenize, and karat run --json the ids of a prompt"),
     "version": "karat --version",
+    "--list-devices": "karat env",
     **dict.fromkeys(("server", "start"), "karat serve MODEL"),
     **dict.fromkeys(("complete", "completion", "generate"), 'karat run MODEL "TEXT"'),
     **dict.fromkeys(("show", "info"), "karat inspect MODEL"),
@@ -169,6 +200,9 @@ def translated(
             if arg == "--":
                 made += reversed(waiting)
                 break
+        elif (value if equals else waiting[-1] if waiting else None) in _DEFAULTS.get(name, ()):
+            if not equals:
+                waiting.pop()
         elif (other := _RENAMED.get(name)) in own:
             waiting.append(f"{other}{equals}{value}")
         elif not equals and any(word in words for word in _WORDS.get(name, ())):
@@ -187,6 +221,12 @@ def translated(
                 advice = f"there is no {name} here: {_ADVICE[name]}"
             made.append(arg)
     return Translated(made, tuple(remarks), advice)
+
+
+def unread(environment: Collection[str]) -> str | None:
+    """A remark on variables of llama.cpp's programs, which are options there and have no effect here."""
+    names = sorted(name for name in environment if name.startswith("LLAMA_ARG_"))
+    return f"{', '.join(names)} in the environment: not read; give options instead" if names else None
 
 
 def advice_on_command(name: str) -> str | None:
