@@ -44,6 +44,10 @@ def test_a_default_of_llama_cpp_is_no_option() -> None:
     assert (taken.args, taken.remarks, taken.advice) == (["-p", "a"], (), None)
     assert translated(["-c", "8"], FLAGS, [*VALUED, "--max-model-len"], ()).args == ["--max-model-len", "8"]
     assert "--typical-p" in (translated(["--mirostat", "2"], FLAGS, VALUED, ()).advice or "")
+    assert translated(["-np", "1", "-no-cnv", "-l", "42-5"], FLAGS, [*VALUED, "--logit-bias"], ()).args == [
+        "--logit-bias",
+        "42-5",
+    ]
     assert translated(["-c"], FLAGS, [*VALUED, "--max-model-len"], ()).args == ["--max-model-len"]
 
 
@@ -89,6 +93,7 @@ def test_every_name_that_is_meant_is_there() -> None:
             2,
             "there is no -md here: drafts are not there yet; see `karat run --help`",
         ),
+        (["serve", "--port", "99999"], 2, "--port 99999: expected a number from 0 to 65535"),
         (["run", "-lx", "a"], 2, "there is no -lx here; see `karat run --help`"),
         (["run", "--chat-template", "chatml", "a"], 5, "no template is built in under a name"),
     ],

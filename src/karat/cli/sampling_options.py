@@ -1,5 +1,6 @@
 """Options that become SamplingParams: how tokens are chosen, when an answer ends, and what is reported."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -141,9 +142,10 @@ def _schema_of(given: str) -> str:
 
 
 def _bias(text: str) -> tuple[int, float]:
-    token_id, _, bias = text.partition("=")
+    """From 42=-5, or as llama.cpp has it 42-5 and 42+5."""
+    parts = re.fullmatch(r"(-?\d+)(?:=|(?=[+-]))(.+)", text)
     try:
-        return int(token_id), float(bias)
+        return int(parts[1] if parts else ""), float(parts[2] if parts else "")
     except ValueError:
         raise UsageError(f"--logit-bias {text!r}: expected a token id and a number, such as 42=-5") from None
 

@@ -132,6 +132,8 @@ def _settings(name: str | None, given: ServeOptions) -> "Settings":
         "connections": given.max_connections,
         "write_s": given.write_timeout_s,
     }
+    if given.port is not None and not 0 <= given.port <= 65535:
+        raise UsageError(f"--port {given.port}: expected a number from 0 to 65535")
     for option, value in (own | bounds).items():
         if isinstance(value, int | float) and option != "port" and not value > 0:
             raise UsageError(f"{option}={value}: expected a number above 0")

@@ -423,6 +423,7 @@ TABLE: tuple[Field, ...] = (
     _honoured("prompt", (TOKENIZE,), str, "A text. Control tokens in it count."),
     _honoured("messages", (TOKENIZE,), Messages, "Instead of prompt: a conversation, as /render makes its prompt."),
     _honoured("return_token_strs", (TOKENIZE,), Flag, "token_strs: the tokens as the vocabulary spells them."),
+    _refused("with_pieces", (TOKENIZE,), "use return_token_strs", False),
     _honoured("tokens", (DETOKENIZE,), list[TokenId], "Token ids.", required=True),
     # /v1/receipts/verify and /v1/receipts/compare
     _honoured("receipt", (VERIFY, COMPARE), dict[str, Any], "The receipt.", required=True),
@@ -495,6 +496,10 @@ TABLE: tuple[Field, ...] = (
     _harmless("mirostat_eta", BOTH, float, "It belongs to Mirostat, which is not there."),
     _harmless("mirostat_lr", BOTH, float, "It belongs to Mirostat, which is not there."),
     _harmless("dynatemp_exponent", BOTH, float, "The temperature is one number."),
+    *(
+        _harmless(f"speculative.{name}", BOTH, float, "Drafts are not there; no answer depends on them.")
+        for name in ("n_max", "n_min", "p_min")
+    ),
     _harmless("backend_sampling", BOTH, Flag, "Tokens are always drawn in one place."),
     _refused("n_discard", BOTH, "a context that is full ends the answer; leave it out", 0),
     _refused("parse_tool_calls", (CHAT,), "calls are always read; leave it out", True),
