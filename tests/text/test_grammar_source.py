@@ -97,3 +97,8 @@ def test_repetitions_side_by_side_do_not_multiply() -> None:
     check_repeats("regex", "[a-z]{100}x{100}(y{5}){20}")
     with pytest.raises(RequestError, match=re.escape("regex may repeat a part 1e+04 times")):
         check_repeats("regex", "(x{100}){100}")
+
+
+@pytest.mark.parametrize("text", ["kOY?", "yes", "a{60}", " "])
+def test_a_text_without_rules_is_left_to_the_compiler(text: str) -> None:
+    assert in_lark(text) == text

@@ -53,7 +53,7 @@ def _repeats(text: str) -> int:
 def _repeats_of_rules(grammar: str) -> int:
     """The same along every chain of definitions. Definitions that refer to each other in a circle count as one."""
     heads = list(_DEFINITION.finditer(grammar))
-    ends = [head.start() for head in heads[1:]] + [len(grammar)]
+    ends = [*(head.start() for head in heads[1:]), len(grammar)][: len(heads)]
     bodies: dict[str, str] = {}
     for head, end in zip(heads, ends, strict=True):
         bodies[head[1]] = bodies.get(head[1], "") + grammar[head.end() : end]
