@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
+from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402
 from karat.check.diagnosis.narrow import narrow  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.replay.replay import Replay  # noqa: E402
@@ -127,3 +128,22 @@ def test_errors_of_the_same_size_that_are_no_rounding_get_no_name(subject: Subje
         right = np.array(trace.arrays[f"{LAYER}.{name}"])
         wrong = (right * (1 + size * rng.uniform(-1, 1, right.shape))).astype(np.float32)
         assert _said(subject, trace, f"{LAYER}.{name}", wrong) == [], name
+
+
+def test_a_softmax_whose_sum_is_added_up_in_float16_is_named(subject: Subject, trace: Trace) -> None:
+    """The sum of a row strays by some units, and with it the whole row."""
+    scores = np.array(trace.arrays[f"{LAYER}.self_attn.scores"]).astype(np.float16)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = np.zeros((*powers.shape[:-1], 1), np.float16)
+    for key in range(powers.shape[-1]):
+        total += powers[..., key : key + 1]
+    wrong = (powers / total).astype(np.float32)
+    assert "float16 inside self_attn.weights: everything" in _said(subject, trace, f"{LAYER}.self_attn.weights", wrong)
+
+
+def test_a_result_rounded_to_float16_is_no_overflow(subject: Subject, trace: Trace) -> None:
+    name = f"{LAYER}.attention_residual"
+    wrong = np.array(trace.arrays[name]).astype(np.float16).astype(np.float32)
+    made = Trace(trace.info, {**trace.arrays, name: wrong})
+    _, (item,) = Diagnoser(subject.graph, subject.weights, made, seconds=1).look((name,))
+    assert {bug for e in item.explanations for bug in e.bugs} == {"narrow-arithmetic"}

@@ -32,6 +32,7 @@ REPRODUCED = 5.0
 GAIN, FIT_GAIN = 3.0, 10.0
 EVERYTHING = "any mistake"
 _SHOWN = 6
+_OVERFLOW = "overflow-fp16"  # leaves infinity or NaN; without any, float16 is a narrower type (narrow-arithmetic)
 _LAST = "layer-prefix"  # most variants of a deep model; over several ops, where a try is slow, they are tried last
 
 
@@ -172,6 +173,8 @@ class Explainer:
         """The explanation by these mistakes; None if they do not give the recorded result."""
         edits = merged(variants)
         if edits is None:
+            return None
+        if len(finding.segment) == 1 and not finding.odd and any(variant.bug == _OVERFLOW for variant in variants):
             return None
         expected = self.replay.run(finding.segment, edits)
         if any(variant.bug == "overflow-fp16" for variant in variants) and np.isfinite(expected).all():

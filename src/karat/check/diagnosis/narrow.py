@@ -41,7 +41,7 @@ def narrow(replay: Replay, finding: Finding) -> list[Explanation]:
         for other in variants:  # row by row, the one that is nearest
             result = replay.run(finding.segment, other.edits)
             far = np.where(there, distance(recorded.values, result), 0)
-            is_nearer = np.median(far, axis=-1, keepdims=True) < np.median(error, axis=-1, keepdims=True)
+            is_nearer = far.mean(axis=-1, keepdims=True) < error.mean(axis=-1, keepdims=True)
             expected, error = np.where(is_nearer, result, expected), np.where(is_nearer, far, error)
         ratio = np.divide(error, floor, out=np.full(error.shape, np.inf), where=floor > 0)
         ratio[error == 0] = 0

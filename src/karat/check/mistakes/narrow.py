@@ -23,7 +23,7 @@ from karat.config import FloatName
 
 # What may be rounded in an op of each kind, in words.
 INSIDE: Mapping[Kind, tuple[str, ...]] = {
-    "norm": ("everything", "x², its mean", "x", "the result"),
+    "norm": ("everything", "x, the normed row, the weight, the result", "x²", "x², its mean", "x", "the result"),
     "linear": (
         "x, the weight, the product",
         "x, the weight, the bias, the result",
@@ -64,7 +64,12 @@ def narrow_norm(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> Ar
     if where == "the result":
         return to(norm(a))
     x = to(a.x)
-    mean = to(to(x * x).mean(axis=-1, keepdims=True))
+    if where == "x, the normed row, the weight, the result":
+        return to(to(norm(replace(a, x=x, weight=np.ones_like(a.weight)))) * to(a.weight))
+    square = to(x * x).mean(axis=-1, keepdims=True)
+    if where == "x²":
+        return a.x / np.sqrt(square + a.eps) * a.weight
+    mean = to(square)
     if where == "x², its mean":
         return a.x / np.sqrt(to(mean * beside) + a.eps) * a.weight
     return to(to(x * to(to(1 / np.sqrt(to(mean + a.eps))) * beside)) * to(a.weight))
@@ -129,13 +134,15 @@ def narrow_scores(scores: Op[Scores], a: Scores, what: _What) -> Array:
 
 
 @mistake("softmax", of=ops.softmax, name="narrow")
-def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: _What) -> Array:
-    where, to = what[0], _to(what[1], a.scores)
+def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: tuple[str, FloatName, int]) -> Array:
+    """The last number: by how many units each row's sum is moved, which is added up in the narrow type."""
+    where, dtype, units = what
+    to = _to(dtype, a.scores)
     if where == "everything":
         scores = to(a.scores)
         largest = scores.max(axis=-1, keepdims=True)
         powers = to(np.exp(to(scores - np.where(np.isneginf(largest), 0, largest))))
-        return to(powers / to(powers.sum(axis=-1, keepdims=True)))
+        return to(powers / to(to(powers.sum(axis=-1, keepdims=True)) * (1 + 1.5 * _UNIT[dtype] * units)))
     weights = softmax(replace(a, scores=to(a.scores)) if "scores" in where else a)
     return to(weights) if "the result" in where else weights
 
@@ -171,10 +178,11 @@ def narrow_add(add: Op[Add], a: Add, what: _What) -> Array:
 def edits(kind: Kind, where: str, dtype: FloatName) -> Sequence[Mapping[str, object]]:
     """The parameters of a node of this kind in which `where`, one of INSIDE, is rounded to `dtype`.
 
-    Where one number decides a whole row, and may fall to either side of a tie, all three of its values.
+    Where one number decides a whole row, and may be another one by a few units, all of its values.
     """
-    if kind == "norm":
-        return [{"narrow": (where, dtype, units)} for units in ((0, 1, -1) if where in _BY_ROW else (0,))]
+    if kind in ("norm", "softmax"):
+        moves = (0, 1, -1, 2, -2) if where in _BY_ROW else (0,)
+        return [{"narrow": (where, dtype, units)} for units in moves]
     if kind == "linear" and "the result" in where:
         return [{"narrow": (where, dtype), "narrow_sum": (where, dtype)}]
     if kind == "rope" and where in ("cos, sin", "everything"):
