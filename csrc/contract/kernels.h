@@ -121,6 +121,8 @@ struct AttentionArgs {
     X(scale)             \
     X(rope)              \
     X(kv_write)          \
+    X(route)             \
+    X(sum_of_experts)    \
     X(attention)         \
     X(attention_split)   \
     X(attention_merge)
@@ -175,6 +177,21 @@ struct Kernels {
     // element (over k, then v) that is finite and becomes infinite, or -1.
     std::ptrdiff_t (*kv_write)(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
                                std::size_t tokens);
+
+    // The experts of each row: logits [rows, experts]; ids and weights [rows, chosen]; 1 <= chosen <= experts.
+    //   ids        = those of the largest logits, in their order; of equal ones the smaller id first, NaN last
+    //   power[e]   = exp(logit[e] - the largest logit)
+    //   total      = chain of sums of power from 0: of the chosen ones in their order, or, where weights are not
+    //                renormalised, of all experts in order of id
+    //   weights[j] = power[ids[j]] / total
+    // scratch: [experts]
+    void (*route)(const float* logits, std::size_t rows, std::size_t experts, std::size_t chosen, bool renormalised,
+                  std::int32_t* ids, float* weights, float* scratch);
+
+    // out[i] of n = the binary tree over leaves of: chain of fma(weights[j], rows[j][i], sum) from 0, over the leaf's
+    // rows. Leaf l has the rows before leaf_ends[l]; num_leaves is a power of two.
+    void (*sum_of_experts)(const float* const* rows, const float* weights, const std::uint32_t* leaf_ends,
+                           std::size_t num_leaves, std::size_t n, float* out);
 
     // Computes tokens first … last - 1 of sequence seq, all query heads of one KV head.
     void (*attention)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t first,

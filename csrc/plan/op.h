@@ -21,8 +21,8 @@ using Registers = std::vector<Register>;
 enum class Rows : int { tokens, sequences, wanted };  // wanted: the tokens whose logits are
 inline constexpr std::size_t kNumRows = 3;            // kinds of them
 
-enum class Element : int { f32, u8 };
-inline constexpr std::size_t kElementBytes[] = {sizeof(float), 1};  // by Element
+enum class Element : int { f32, u8, i32 };
+inline constexpr std::size_t kElementBytes[] = {sizeof(float), 1, sizeof(std::int32_t)};  // by Element
 
 struct RegisterInfo {
     std::size_t width;  // elements of a row

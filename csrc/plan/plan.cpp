@@ -21,8 +21,8 @@ const RegisterInfo& Plan::info(Register reg, Element element) const {
     return found;
 }
 
-Register Plan::input(std::size_t width, Rows rows) {
-    return new_register({.width = width, .rows = rows, .is_input = true});
+Register Plan::input(std::size_t width, Rows rows, Element element) {
+    return new_register({.width = width, .rows = rows, .element = element, .is_input = true});
 }
 
 std::uint32_t Plan::new_collective(const TransportRef& group) {

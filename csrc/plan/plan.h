@@ -42,7 +42,7 @@ public:
     ~Plan();
 
     // ---- recording: throws std::invalid_argument for what does not fit, and in a finished plan
-    Register input(std::size_t width, Rows rows);
+    Register input(std::size_t width, Rows rows, Element element = Element::f32);
     const RegisterInfo& info(Register reg, Element element = Element::f32) const;  // of this element
     Register new_register(const RegisterInfo& info);
     template <class RecordedOp>

@@ -27,6 +27,7 @@ public:
 
     float* data(Register reg) const { return plan.floats(reg); }
     std::uint8_t* bytes(Register reg) const { return plan.bytes(reg); }
+    std::int32_t* ids(Register reg) const { return reinterpret_cast<std::int32_t*>(bytes(reg)); }
     std::size_t width(Register reg) const { return plan.finished_info(reg).width; }
     std::size_t rows(Register reg) const { return plan.rows(reg); }
     // What ops asked for as they were finished: memory of a thread, of all threads.

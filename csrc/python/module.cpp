@@ -3,9 +3,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -14,6 +16,8 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
+#include <variant>
 
 #include "group/collective.h"
 #include "plan/ops/ops.h"
@@ -107,8 +111,17 @@ float* floats_of(Plan& plan, Register reg) {
     return plan.floats(reg);
 }
 
-void fill(Plan& plan, Register reg, In<float, 2> values) {
-    float* const to = floats_of(plan, reg);
+std::int32_t* integers_of(Plan& plan, Register reg) {
+    require(plan.finished(), "the plan is not finished");
+    require(plan.finished_info(reg).element == Element::i32, "a register of other elements");
+    return reinterpret_cast<std::int32_t*>(plan.bytes(reg));
+}
+
+template <class Number>
+void fill(Plan& plan, Register reg, In<Number, 2> values) {
+    Number* to;
+    if constexpr (std::is_same_v<Number, float>) to = floats_of(plan, reg);
+    else to = integers_of(plan, reg);
     if (values.shape(1) != plan.finished_info(reg).width || values.shape(0) > plan.max_rows(reg))
         throw std::invalid_argument("rows that do not fit the register");
     std::copy(values.data(), values.data() + values.size(), to);
@@ -152,10 +165,15 @@ TransportRef transport(const std::shared_ptr<SharedMemory>& memory) {
     return transport_of(memory);
 }
 
-nb::ndarray<nb::numpy, float, nb::ndim<2>> view(nb::handle self, Register reg) {
+template <class Number>
+using Rows2 = nb::ndarray<nb::numpy, Number, nb::ndim<2>>;
+
+std::variant<Rows2<float>, Rows2<std::int32_t>> view(nb::handle self, Register reg) {
     Plan& plan = nb::cast<Plan&>(self);
-    float* const values = floats_of(plan, reg);
-    return nb::ndarray<nb::numpy, float, nb::ndim<2>>(values, {plan.rows(reg), plan.finished_info(reg).width}, self);
+    const RegisterInfo& info = plan.finished_info(reg);
+    if (info.element == Element::i32)
+        return Rows2<std::int32_t>(integers_of(plan, reg), {plan.rows(reg), info.width}, self);
+    return Rows2<float>(floats_of(plan, reg), {plan.rows(reg), info.width}, self);
 }
 
 }  // namespace
@@ -221,12 +239,14 @@ NB_MODULE(_native, m) {
             nb::arg("isa"), nb::arg("num_threads"), nb::arg("activations") = "int16")
         .def(
             "input",
-            [](Plan& self, std::size_t width, const std::string& rows) {
+            [](Plan& self, std::size_t width, const std::string& rows, const std::string& element) {
                 static constexpr std::pair<const char*, Rows> kKinds[] = {
                     {"tokens", Rows::tokens}, {"sequences", Rows::sequences}, {"wanted", Rows::wanted}};
-                return self.input(width, named(rows, kKinds));
+                static constexpr std::pair<const char*, Element> kElements[] = {{"float32", Element::f32},
+                                                                                {"int32", Element::i32}};
+                return self.input(width, named(rows, kKinds), named(element, kElements));
             },
-            nb::arg("width"), nb::arg("rows") = "tokens")
+            nb::arg("width"), nb::arg("rows") = "tokens", nb::arg("element") = "float32")
         .def("embedding", &record::embedding, nb::arg("table"))
         .def(
             "embedding_over",
@@ -261,6 +281,18 @@ NB_MODULE(_native, m) {
         .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("scale"), nb::arg("window"),
              nb::arg("group_heads"), nb::arg("first_head"))
         .def("select", &record::select, nb::arg("x"))
+        .def("route", &record::route, nb::arg("logits"), nb::arg("chosen"), nb::arg("renormalised"))
+        .def(
+            "experts",
+            [](Plan& self, Register x, Register ids, Register weights, std::vector<MatrixRef> gates,
+               std::vector<MatrixRef> ups, std::vector<MatrixRef> downs, std::vector<std::uint32_t> leaf_ends,
+               std::size_t first, const std::optional<std::shared_ptr<SharedMemory>>& group) {
+                return record::experts(self, group ? transport(*group) : nullptr, x, ids, weights,
+                                       {std::move(gates), std::move(ups), std::move(downs)}, std::move(leaf_ends),
+                                       first);
+            },
+            nb::arg("x"), nb::arg("ids"), nb::arg("weights"), nb::arg("gates"), nb::arg("ups"), nb::arg("downs"),
+            nb::arg("leaf_ends"), nb::arg("first"), nb::arg("group").none() = nb::none())
         .def(
             "finish",
             [](Plan& self, std::size_t tokens, std::size_t wanted, std::size_t seqs, std::size_t context,
@@ -269,7 +301,8 @@ NB_MODULE(_native, m) {
             nb::arg("fusing") = true)
         .def_prop_ro("fused", &Plan::fused)
         .def_prop_ro("op_names", &Plan::op_names)
-        .def("write", &fill, nb::arg("register"), nb::arg("values").noconvert())
+        .def("write", &fill<float>, nb::arg("register"), nb::arg("values").noconvert())
+        .def("write", &fill<std::int32_t>, nb::arg("register"), nb::arg("values").noconvert())
         .def("read", &view, nb::arg("register"))
         .def("run", &run_step, nb::arg("batch").noconvert(), nb::arg("scores").noconvert() = nb::none(),
              nb::arg("score_seq") = 0);

@@ -1,6 +1,7 @@
 """Tensors that are stored as one: each part has the bytes of its rows, in the file's own memory."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,35 @@ def test_biases_are_joined_as_their_weights_are() -> None:
     specs = [WeightSpec(f"{LAYER}{part}.bias", (rows,)) for part, rows in zip(QKV[1], (4, 2, 2), strict=True)]
     found = assign(specs, FakeCheckpoint({whole.name: whole}))
     assert b"".join(weight.data.tobytes() for weight in found.values()) == content.tobytes()
+
+
+@given(
+    experts=st.integers(1, 12),
+    rows=st.integers(1, 5),
+    dtype=st.sampled_from(["F32", "Q8_0"]),
+    ending=st.sampled_from(["", ".weight"]),
+    is_both=st.booleans(),
+)
+def test_experts_in_one_tensor(experts: int, rows: int, dtype: str, ending: str, is_both: bool) -> None:
+    """All experts' gates one after the other, or of each its gate and its up: [experts, rows, columns]."""
+    joined, parts = ("gate_up_proj", ["gate_proj", "up_proj"]) if is_both else ("gate_proj", ["gate_proj"])
+    flat, content = made(f"{LAYER}mlp.experts.{joined}{ending}", dtype, experts * rows * len(parts), 2)
+    whole = replace(flat, shape=(experts, rows * len(parts), flat.shape[1]))
+    names = [f"{LAYER}mlp.experts.{expert}.{part}.weight" for expert in range(experts) for part in parts]
+    specs = [WeightSpec(name, (rows, flat.shape[1])) for name in names]
+    found = assign(specs, FakeCheckpoint({whole.name: whole}))
+    for number, name in enumerate(names):
+        weight = found[name]
+        assert (weight.name, weight.dtype, weight.shape) == (name, dtype, (rows, flat.shape[1]))
+        assert np.shares_memory(weight.stored, whole.stored)
+        np.testing.assert_array_equal(weight.data, content[number * rows :][:rows].reshape(-1))
+
+
+def test_experts_of_another_number_are_refused() -> None:
+    flat, _ = made(f"{LAYER}mlp.experts.down_proj.weight", "F32", 12, 2)
+    specs = [WeightSpec(f"{LAYER}mlp.experts.{expert}.down_proj.weight", (4, 2)) for expert in range(2)]
+    with pytest.raises(CheckpointError, match=r"is \[3, 4, 2\] in in-memory, expected \[2, 4, 2\]"):
+        assign(specs, FakeCheckpoint({flat.name: replace(flat, shape=(3, 4, 2))}))
 
 
 class TestRefused:

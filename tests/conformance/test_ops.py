@@ -215,8 +215,52 @@ def test_add(ops: Executor, rows: int, n: int, seed: int) -> None:
 def test_scale(ops: Executor, rows: int, heads: int, n: int, factor: float, seed: int) -> None:
     (x,) = draw(seed, (rows, heads, n), dtype=ops.dtype)
     want = exact(x) * factor
-    bound = 3 * np.abs(want.numpy()) + np.finfo(ops.dtype).tiny  # of the factor and of the product
+    tiny = np.finfo(ops.dtype).tiny * (2 + np.abs(x))  # below it a rounding is absolute: the factor's, the product's
+    bound = 3 * np.abs(want.numpy()) + tiny
     check(ops, ops.scale(x, factor, name="op"), want, bound)
+
+
+@every_executor
+@given(rows=sizes, experts=st.integers(1, 70), share=st.floats(0, 1), renormalised=st.booleans(), seed=seeds)
+@example(rows=1, experts=128, share=0.06, renormalised=True, seed=1)
+def test_route(ops: Executor, rows: int, experts: int, share: float, renormalised: bool, seed: int) -> None:
+    """Logits are quarters, so many are equal: of these the smaller ids come first."""
+    logits = (draw(seed, (rows, experts), dtype=ops.dtype)[0] * 4).round() / 4
+    chosen = 1 + int(share * (experts - 1))
+    ids, weights = ops.route(logits, num_chosen=chosen, renormalised=renormalised, names=("op.ids", "op.weights"))
+    want_ids = torch.sort(exact(logits), dim=-1, descending=True, stable=True).indices[:, :chosen]
+    np.testing.assert_array_equal(ops.read(ids), want_ids.numpy())
+    of = exact(logits).gather(1, want_ids) if renormalised else exact(logits)
+    want = torch.exp(exact(logits).gather(1, want_ids) - torch.logsumexp(of, dim=-1, keepdim=True))
+    check(ops, weights, want, (experts + 12) * want.numpy() + np.finfo(ops.dtype).tiny)
+
+
+@every_executor
+@given(
+    rows=st.integers(1, 40),
+    hidden=sizes,
+    inner=sizes,
+    experts=st.integers(1, 20),
+    chosen=st.integers(1, 4),
+    seed=seeds,
+)
+@example(rows=1, hidden=64, inner=96, experts=16, chosen=4, seed=1)
+@example(rows=300, hidden=40, inner=33, experts=9, chosen=3, seed=2)
+def test_experts(ops: Executor, rows: int, hidden: int, inner: int, experts: int, chosen: int, seed: int) -> None:
+    chosen = min(chosen, experts)
+    x, logits = draw(seed, (rows, hidden), (rows, experts), dtype=ops.dtype)
+    gates, ups, downs = weights(seed + 1, (experts, inner, hidden), (experts, inner, hidden), (experts, hidden, inner))
+    ids, shares = ops.route(logits, num_chosen=chosen, renormalised=True, names=("op.ids", "op.weights"))
+    loaded = (tuple(load(ops, each) for each in of_all) for of_all in (gates, ups, downs))
+    got = ops.experts(x, ids, shares, *loaded, leaves=leaf_ends(experts, 1), name="op")
+    want, bound = torch.zeros(rows, hidden, dtype=torch.float64), np.zeros((rows, hidden))
+    for row, (of_row, by) in enumerate(zip(ops.read(ids), ops.read(shares), strict=True)):
+        for expert, share in zip(of_row, by, strict=True):
+            gate, up = (F.linear(exact(x[row]), exact(w[expert])) for w in (gates, ups))
+            want[row] += F.linear(F.silu(gate) * up, exact(downs[expert])) * float(share)
+            largest = np.abs(gates[expert]) @ np.abs(x[row]), np.abs(ups[expert]) @ np.abs(x[row])
+            bound[row] += abs(float(share)) * (np.abs(downs[expert]) @ (1.2 * largest[0] * largest[1]))
+    check(ops, got, want, (3 * hidden + inner + chosen + 40) * bound)
 
 
 @every_executor
@@ -397,6 +441,9 @@ def test_shapes_outside_the_contract_are_refused(ops: Executor) -> None:
     for factor in (math.inf, math.nan):
         with pytest.raises(ExecutorError, match=r"some\.op: factor=(inf|nan)"):
             ops.scale(x, factor, name="some.op")
+    for chosen in (0, 4):
+        with pytest.raises(ExecutorError, match=rf"op\.ids: {chosen} chosen of 3 experts"):
+            ops.route(x, num_chosen=chosen, renormalised=True, names=("op.ids", "op.weights"))
     for gates in (0, 2, 4, 6):
         with pytest.raises(ExecutorError, match=r"some\.op: a gate .* for"):
             ops.sigmoid_mul(x, np.ones((2, gates), ops.dtype), name="some.op")

@@ -122,8 +122,22 @@ void elementwise(const Kernels& kernels) {
         kernels.sigmoid_mul(ones.data(), x.data(), out.data(), n, columns);
         print("sigmoid by " + std::to_string(columns), out.data(), n);
     }
+    for (const bool renormalised : {false, true}) {
+        const std::size_t experts = 67, chosen = 9, rows = x.size() / experts;
+        std::vector<std::int32_t> ids(rows * chosen);
+        std::vector<float> weights(rows * chosen), scratch(experts);
+        kernels.route(x.data(), rows, experts, chosen, renormalised, ids.data(), weights.data(), scratch.data());
+        for (std::size_t i = 0; i < ids.size(); ++i) weights[i] += static_cast<float>(ids[i]);
+        print("route", weights.data(), weights.size());
+    }
     kernels.scale(x.data(), -0.3f, out.data(), x.size());
     print("scale", out.data(), out.size());
+    const std::vector<float> of_pairs = numbers(5 * 1003, 5), by = numbers(5, 7);
+    const float* pairs[5];
+    for (std::size_t i = 0; i < 5; ++i) pairs[i] = of_pairs.data() + i * 1003;
+    const std::uint32_t ends[] = {0, 2, 2, 5};
+    kernels.sum_of_experts(pairs, by.data(), ends, 4, 1003, out.data());
+    print("sum of experts", out.data(), 1003);
     for (float& value : x) value = std::fabs(value) < 1e15f ? value : 1.5f;
     kernels.rms_norm(x.data(), numbers(x.size(), 3).data(), 1e-6, out.data(), 1, x.size());
     print("norm", out.data(), out.size());

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from karat.ops import api
-from karat.ops.api import OPS, Linears, Method, Op, Ops, Single, table_of
+from karat.ops.api import OPS, Method, Op, Ops, Several, Single, table_of
 from karat.ops.executor import Executor, Traits
 from karat.ops.guard import Guard
 from karat.ops.reference import ReferenceOps
@@ -29,7 +29,7 @@ class Standing(ReferenceOps):
 
     def apply(self, op: Op[Any]) -> Any:
         self.op = op
-        if isinstance(op, Linears):
+        if isinstance(op, Several):
             return tuple(np.full(1, float(number)) for number in range(len(op.names)))
         return np.zeros(1) if isinstance(op, Single) else None
 
@@ -72,7 +72,7 @@ def test_a_tap_keeps_every_result(kind: type[Op[Any]]) -> None:
     op, tap = kind(**arguments_of(kind)), Tap(Standing("float64"))
     tap.apply(op)
     want = {"model.op": 0.0} if isinstance(op, Single) else {}
-    if isinstance(op, Linears):
+    if isinstance(op, Several):
         want = {"model.a": 0.0, "model.b": 1.0}
     assert {name: array.item() for name, (array,) in tap.records.items()} == want
 

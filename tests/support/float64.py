@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
 
-class _Widen(TorchFunctionMode):
+class Widen(TorchFunctionMode):
+    """Inside it, whatever torch is asked to compute in float32 is computed in float64."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
             return args[0].double()
@@ -38,7 +40,7 @@ class InFloat64:
         assert np.abs(frequencies / theirs - 1).max() <= 4 * 2.0**-23, "more than a few last bits apart"
         self._rotary = base.rotary_emb
         self._frequencies = frequencies
-        self._mode = _Widen()
+        self._mode = Widen()
 
     def _rotate(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         single = position_ids.numpy()[..., None].astype(np.float32) * self._frequencies

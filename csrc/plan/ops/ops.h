@@ -4,6 +4,9 @@
 // Functions throw std::invalid_argument for registers and weights that do not fit each other.
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include "plan/plan.h"
 #include "plan/weights.h"
 
@@ -36,6 +39,15 @@ void kv_write(Plan& plan, Register k, Register v, CacheRef cache);
 // Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read.
 Register attention(Plan& plan, Register q, CacheRef cache, float scale, std::size_t window, std::size_t group_heads,
                    std::size_t first_head);
+// The `chosen` experts of each row of logits: their ids, which are integers, and their weights.
+std::pair<Register, Register> route(Plan& plan, Register logits, std::size_t chosen, bool renormalised);
+// Experts of a mixture: matrices of each.
+struct ExpertMatrices { std::vector<MatrixRef> gates, ups, downs; };
+// The sum of what the chosen experts give for each row. The experts are those from id `first` on, others are left out;
+// leaf l of the sum has those before leaf_ends[l], counted from the first one. With `group` (which may be null) the
+// ranks' sums are added along the fixed tree.
+Register experts(Plan& plan, TransportRef group, Register x, Register ids, Register weights, ExpertMatrices matrices,
+                 std::vector<std::uint32_t> leaf_ends, std::size_t first);
 // The wanted rows of x, which has the step's tokens.
 Register select(Plan& plan, Register x);
 

@@ -2,8 +2,10 @@
 
     self_attn.qkv_proj    | q | k | v |     Phi-3's spelling: the rows of q, then those of k, then those of v
     mlp.gate_up_proj      | gate | up |     Phi-3's and GLM-4's
+    experts.gate_up_proj  | gate of expert 0 | up of expert 0 | gate of expert 1 | …     [experts, rows, columns]
+    experts.gate_proj     | expert 0 | expert 1 | …     GGUF's; so are up_proj and down_proj
 
-A new spelling is a line in _JOINS. Experts that are stored apart or all in one will be told here, too.
+A new spelling is a line in _JOINS or _STACKS.
 """
 
 import re
@@ -16,6 +18,13 @@ _JOINS: Mapping[str, tuple[str, ...]] = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
+_STACKS: Mapping[str, tuple[str, ...]] = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "gate_proj": ("gate_proj",),
+    "up_proj": ("up_proj",),
+    "down_proj": ("down_proj",),
+}
+_STACKED = re.compile(rf"(.+\.experts\.)({'|'.join(_STACKS)})(?:\.weight)?", re.ASCII)
 _JOINED = re.compile(rf"(.+\.)({'|'.join(map(re.escape, _JOINS))})(\.weight|\.bias)", re.ASCII)
 
 
@@ -29,6 +38,8 @@ class Join:
     def parted(self, whole: Weight) -> dict[str, Weight]:
         """The parts' weights, which are views of the whole one's bytes."""
         found, start = {}, 0
+        if len(whole.shape) == 3:  # matrices, one after the other
+            whole = replace(whole, shape=(whole.shape[0] * whole.shape[1], whole.shape[2]))
         for part in self.parts:
             rows = whole.rows(start, stop := start + part.shape[0])
             found[part.source], start = replace(rows, name=part.source), stop
@@ -40,6 +51,9 @@ def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join]
     needed = {spec.source: spec for spec in specs}
     joins = []
     for name in stored:
+        if (match := _STACKED.fullmatch(name)) is not None:
+            joins += _stack(name, match[1], _STACKS[match[2]], needed)
+            continue
         if (match := _JOINED.fullmatch(name)) is None or name in needed:
             continue
         parts = [needed.get(f"{match[1]}{part}{match[3]}") for part in _JOINS[match[2]]]
@@ -48,3 +62,14 @@ def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join]
             shape = (sum(part.shape[0] for part in known), *known[0].shape[1:])
             joins.append(Join(WeightSpec(name, shape), known))
     return joins
+
+
+def _stack(name: str, experts: str, each: Sequence[str], needed: Mapping[str, WeightSpec]) -> list[Join]:
+    """The join of a tensor that has the matrices `each` of all experts that the model needs."""
+    parts: list[WeightSpec] = []
+    while (spec := needed.get(f"{experts}{len(parts) // len(each)}.{each[len(parts) % len(each)]}.weight")) is not None:
+        parts.append(spec)
+    if not parts or len(parts) % len(each) or len({spec.shape for spec in parts}) != 1:
+        return []
+    rows, columns = parts[0].shape
+    return [Join(WeightSpec(name, (len(parts) // len(each), rows * len(each), columns)), tuple(parts))]

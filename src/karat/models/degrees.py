@@ -15,7 +15,11 @@ def obstacle(config: ModelConfig, units: CutUnits, size: int) -> str | None:
     if size not in DEGREES:
         return f"ranks own subtrees of a tree with {NUM_LEAVES} leaves, so their number is one of {_listed(DEGREES)}"
     for rank in range(size if size > 1 else 0):
-        for spec in rank_specs(config, units, PlannedRank(rank, size)):
+        try:
+            specs = rank_specs(config, units, PlannedRank(rank, size))
+        except UsageError as refusal:
+            return str(refusal)
+        for spec in specs:
             axis, pieces = spec.shard_axis, spec.pieces
             if axis is not None and pieces is not None and not all(start < stop for start, stop in pieces):
                 return (

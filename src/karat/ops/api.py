@@ -79,6 +79,16 @@ class Single(Op[Tensor]):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Several(Op[tuple[Tensor, ...]]):
+    """An op with several results, called `names`."""
+
+    names: tuple[str, ...]
+
+    def each(self, change: Callable[[str, Tensor], Tensor], result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(change(name, tensor) for name, tensor in zip(self.names, result, strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Observed(Single):
     """An op that shows steps of its work: `observe` is called for each sequence with each of `parts` and its value."""
 
@@ -135,17 +145,12 @@ class GatherColumns(Single):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Linears(Op[tuple[Tensor, ...]]):
-    """Linear layers of one x, whose results are recorded under `names`."""
+class Linears(Several):
+    """Linear layers of one x."""
 
     x: Tensor
     weights: tuple[Loaded, ...]
     biases: tuple[Loaded, ...] | None
-    _: KW_ONLY
-    names: tuple[str, ...]
-
-    def each(self, change: Callable[[str, Tensor], Tensor], result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(change(name, tensor) for name, tensor in zip(self.names, result, strict=True))
 
     def alone(self) -> list[Linear]:
         """Each layer as an op of its own."""
@@ -250,6 +255,43 @@ class PagedAttention(Observed):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Route(Several):
+    """The `num_chosen` experts of each row of logits [rows, experts]: ids (int32) and weights, each [rows, num_chosen].
+
+    The experts with the largest logits, the largest first; of equal ones the smaller id comes first. Weights are the
+    softmax of the chosen logits (`renormalised`), or those of the softmax of all logits.
+    """
+
+    logits: Tensor
+    _: KW_ONLY
+    num_chosen: int
+    renormalised: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts(Single):
+    """The sum over a row's chosen experts of weight * down(silu(gate(x)) * up(x)): [rows, hidden].
+
+    x is [rows, hidden], ids and weights are those of `Route`. `gates`, `ups` and `downs` are the matrices of each
+    expert from id `first` on. `leaves` are the ids, counted from `first`, before which each leaf of the sum ends; their
+    number is a power of two. A leaf is a sum in order of id, and the result is the sum of a binary tree over the
+    leaves. With `group`, this rank has some of the experts, the tree continues over ranks, and every rank gets the
+    whole sum.
+    """
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    gates: tuple[Loaded, ...]
+    ups: tuple[Loaded, ...]
+    downs: tuple[Loaded, ...]
+    _: KW_ONLY
+    leaves: tuple[int, ...]
+    first: int = 0
+    group: Group | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SelectRows(Single):
     """The rows whose logits are wanted: [rows, hidden]."""
 
@@ -287,6 +329,8 @@ class Ops(ABC):
     rope = Method(Rope)
     kv_write = Method(KvWrite)
     paged_attention = Method(PagedAttention)
+    route = Method(Route)
+    experts = Method(Experts)
     select_rows = Method(SelectRows)
 
     @abstractmethod

@@ -21,7 +21,19 @@ from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, Activations, FloatNam
 from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
 from karat.machine.extension import native, unavailable_reason
-from karat.ops.api import Embedding, GatherColumns, Linear, Loaded, Observer, Op, Ops, PagedAttention, Step, Tensor
+from karat.ops.api import (
+    Embedding,
+    Experts,
+    GatherColumns,
+    Linear,
+    Loaded,
+    Observer,
+    Op,
+    Ops,
+    PagedAttention,
+    Step,
+    Tensor,
+)
 from karat.ops.executor import AtOnce, CacheSpec, Executor, Held, Runner, StepLimits, Traits
 from karat.ops.integers import WIDTHS
 from karat.ops.native_plan import Handle, PlanRecorder
@@ -212,6 +224,8 @@ class NativeOps(Executor):
             case Linear(group=group) if group is not None and group.channel is None:
                 whole = tree_sum(group.all_gather(self.apply(replace(op, bias=None, group=None))))
                 return whole if op.bias is None else whole + op.bias.values()
+            case Experts(group=group) if group is not None and group.channel is None:
+                return tree_sum(group.all_gather(self.apply(replace(op, group=None))))
             case GatherColumns(share=share) if share.group.channel is None:
                 return share.group.gather_columns(op.x, share)
             case PagedAttention(observe=observe) if observe is not None:
@@ -240,10 +254,10 @@ class NativeOps(Executor):
         """The result of an op, run as a plan of its own on copies of its inputs [rows, …]."""
         inputs, kept = op.given(Tensor), []
         for x in inputs.values():
-            if x.dtype != np.float32:
+            if x.dtype not in (np.float32, np.int32):
                 raise ExecutorError(f"an input of {x.dtype}; native kernels compute in float32")
         recorder = PlanRecorder(self.isa, self.threads, self.activations)
-        handles = {field: recorder.input(x.shape[1:]) for field, x in inputs.items()}
+        handles = {field: recorder.input(x.shape[1:], x.dtype.name) for field, x in inputs.items()}
         result = recorder.apply(replace(op, **handles))
 
         def keep(name: str, handle: Handle) -> Handle:

@@ -57,9 +57,9 @@ class PlanRecorder(Ops):
 
     # ---- recording
 
-    def input(self, tail: tuple[int, ...]) -> Handle:
-        """An input [rows, *tail], to be filled before each run."""
-        return Handle(self.plan.input(prod(tail)), tail)
+    def input(self, tail: tuple[int, ...], dtype: str = "float32") -> Handle:
+        """An input [rows, *tail] of float32 or int32, to be filled before each run."""
+        return Handle(self.plan.input(prod(tail), element=dtype), tail)
 
     def apply(self, op: Op[Any]) -> Any:
         """The op's result as handles. The step stands for every batch that the plan will run, and is not looked at."""
@@ -84,10 +84,9 @@ class PlanRecorder(Ops):
 
     # ---- running
 
-    def fill(self, handle: Handle, values: NDArray[np.floating]) -> None:
-        """Set the value [rows, *tail] of an input."""
-        rows: NDArray[np.floating] = np.ascontiguousarray(values, np.float32).reshape(len(values), prod(handle.tail))
-        self.plan.write(handle.register, rows)
+    def fill(self, handle: Handle, values: NDArray[Any]) -> None:
+        """Set the value [rows, *tail] of an input, in its dtype."""
+        self.plan.write(handle.register, np.ascontiguousarray(values).reshape(len(values), prod(handle.tail)))
 
     def run(self, batch: ForwardBatch, scores: NDArray[np.float32] | None = None, score_seq: int = 0) -> None:
         """Run one step. If `scores` is given, the attention scores of sequence `score_seq` are written to it.
@@ -106,9 +105,9 @@ class PlanRecorder(Ops):
                 "does not fit the KV cache; choose a wider one (--kv-dtype float32, or LLM(kv_dtype='float32'))"
             )
 
-    def value(self, handle: Handle) -> NDArray[np.floating]:
+    def value(self, handle: Handle) -> NDArray[Any]:
         """The value [rows, *tail] of a kept handle after a run. The next run overwrites it."""
-        rows: NDArray[np.floating] = self.plan.read(handle.register)
+        rows: NDArray[Any] = self.plan.read(handle.register)
         return rows.reshape(len(rows), *handle.tail)
 
 
@@ -215,6 +214,19 @@ def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
     return Handle(register, (heads * head_dim,))
 
 
+def _route(recorder: PlanRecorder, op: api.Route) -> tuple[Handle, Handle]:
+    (experts,) = op.logits.tail
+    _require(1 <= op.num_chosen <= experts, op.names[0], f"{op.num_chosen} chosen of {experts} experts")
+    ids, weights = recorder.plan.route(op.logits.register, op.num_chosen, op.renormalised)
+    return Handle(ids, (op.num_chosen,)), Handle(weights, (op.num_chosen,))
+
+
+def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:
+    registers, matrices = (op.x.register, op.ids.register, op.weights.register), (op.gates, op.ups, op.downs)
+    channel = None if op.group is None else _channel(op.group, op.name)
+    return Handle(recorder.plan.experts(*registers, *matrices, op.leaves, op.first, channel), op.x.tail)
+
+
 def _select_rows(recorder: PlanRecorder, op: api.SelectRows) -> Handle:
     return Handle(recorder.plan.select(op.x.register), op.x.tail)
 
@@ -234,6 +246,8 @@ _RECORDED: Table[PlanRecorder] = table_of(
         api.Rope: _rope,
         api.KvWrite: _kv_write,
         api.PagedAttention: _paged_attention,
+        api.Route: _route,
+        api.Experts: _experts,
         api.SelectRows: _select_rows,
     }
 )

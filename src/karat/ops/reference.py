@@ -217,6 +217,29 @@ def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
     return out.reshape(num_tokens, -1, v_dim)[:, held].reshape(num_tokens, num_heads * v_dim)
 
 
+def _route(ops: ReferenceOps, op: api.Route) -> tuple[NDArray[np.int32], Array]:
+    logits, experts = op.logits, op.logits.shape[-1]
+    require(1 <= op.num_chosen <= experts, op.names[0], f"{op.num_chosen} chosen of {experts} experts")
+    ids = np.argsort(-logits, axis=-1, kind="stable")[:, : op.num_chosen]
+    chosen = np.take_along_axis(logits, ids, axis=-1)
+    powers, of = np.exp(chosen - chosen[:, :1]), chosen if op.renormalised else logits
+    weights: Array = powers / np.exp(of - chosen[:, :1]).sum(axis=-1, keepdims=True)
+    return ids.astype(np.int32), weights
+
+
+def _experts(ops: ReferenceOps, op: api.Experts) -> Array:
+    starts = (0, *op.leaves[:-1])
+    leaves = [np.zeros_like(op.x) for _ in op.leaves]
+    for sums, start, end in zip(leaves, starts, op.leaves, strict=True):
+        for number in range(start, end):
+            rows, choice = np.nonzero(op.ids == op.first + number)
+            x, gate, up, down = op.x[rows], op.gates[number], op.ups[number], op.downs[number]
+            inner = x @ gate.T
+            sums[rows] += op.weights[rows, choice][:, None] * (inner * _sigmoid(inner) * (x @ up.T) @ down.T)
+    whole = tree_sum(leaves)
+    return whole if op.group is None else tree_sum(op.group.all_gather(whole))
+
+
 def _select_rows(ops: ReferenceOps, op: api.SelectRows) -> Array:
     rows: Array = op.x[op.step.logit_rows]
     return rows
@@ -276,6 +299,8 @@ _FUNCTIONS: Table[ReferenceOps] = table_of(
         api.Rope: _rope,
         api.KvWrite: _kv_write,
         api.PagedAttention: _paged_attention,
+        api.Route: _route,
+        api.Experts: _experts,
         api.SelectRows: _select_rows,
     }
 )

@@ -7,6 +7,7 @@
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -114,6 +115,29 @@ def _scale(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, 
     return replace(ops.scale)(ops.Scale(inputs[0], dtype.type(node.params["factor"])))
 
 
+def _chosen_ids(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    return replace(ops.chosen_ids)(ops.ChosenIds(inputs[0], node.params["num_chosen"])).astype(dtype)
+
+
+def _chosen_weights(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    logits, ids = inputs
+    return replace(ops.chosen_weights)(ops.ChosenWeights(logits, ids.astype(np.int64), node.params["renormalised"]))
+
+
+def _experts(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
+    x, ids, weights = inputs
+    total = np.zeros_like(x)
+    for number, names in enumerate(zip(*(node.params[each] for each in ("gates", "ups", "downs")), strict=True)):
+        rows, choice = np.nonzero(ids == number)
+        if not len(rows):
+            continue
+        gate, up, down = (Stored(context.weights, name, dtype) for name in names)
+        read, inner_read = context.read(x[rows], names[0]), partial(context.read, weight=names[2])
+        given = replace(ops.expert)(ops.Expert(read, gate, up, inner_read, down))
+        total[rows] += weights[rows, choice][:, None] * given
+    return total
+
+
 def _select(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
     return replace(ops.select)(ops.Select(inputs[0], context.logit_rows))
 
@@ -130,5 +154,8 @@ _EVALUATED: Mapping[Kind, Callable[[Node, Sequence[Array], Context, DType, Repla
     "sigmoid_mul": _sigmoid_mul,
     "add": _add,
     "scale": _scale,
+    "chosen_ids": _chosen_ids,
+    "chosen_weights": _chosen_weights,
+    "experts": _experts,
     "select": _select,
 }

@@ -24,6 +24,9 @@ Kind = Literal[
     "sigmoid_mul",
     "add",
     "scale",
+    "chosen_ids",
+    "chosen_weights",
+    "experts",
     "select",
 ]
 Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
@@ -42,11 +45,23 @@ PARAMETERS: Mapping[Kind, frozenset[str]] = {
     "sigmoid_mul": frozenset(),
     "add": frozenset(),
     "scale": frozenset({"factor"}),
+    "chosen_ids": frozenset({"num_chosen"}),
+    "chosen_weights": frozenset({"renormalised"}),
+    "experts": frozenset({"gates", "ups", "downs"}),
     "select": frozenset(),
 }
 
 # Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
-ROUNDINGS: Mapping[Kind, int] = {"softmax": 4, "norm": 3, "silu_mul": 8, "sigmoid_mul": 8, "rope": 2, "scale": 2}
+ROUNDINGS: Mapping[Kind, int] = {
+    "softmax": 4,
+    "norm": 3,
+    "silu_mul": 8,
+    "sigmoid_mul": 8,
+    "rope": 2,
+    "scale": 2,
+    "chosen_weights": 4,
+    "experts": 8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +163,11 @@ class _GraphOps(Ops):
         weights = self.node(f"{prefix}.weights", "softmax", scores)
         return self.node(op.name, "mix", weights, v)
 
+    def routed(self, op: api.Route) -> tuple[str, str]:
+        ids, weights = op.names
+        self.node(ids, "chosen_ids", op.logits, num_chosen=op.num_chosen)
+        return ids, self.node(weights, "chosen_weights", op.logits, ids, renormalised=op.renormalised)
+
     def gathered(self, op: api.GatherColumns) -> str:
         raise AssertionError("a graph is of the whole model")
 
@@ -167,6 +187,8 @@ _NODES: Table[_GraphOps] = table_of(
         api.Rope: lambda graph, op: graph.of(op, "rope", rope=op.table),
         api.KvWrite: _GraphOps.write,
         api.PagedAttention: _GraphOps.attention,
+        api.Route: _GraphOps.routed,
+        api.Experts: lambda graph, op: graph.of(op, "experts", gates=op.gates, ups=op.ups, downs=op.downs),
         api.SelectRows: lambda graph, op: graph.of(op, "select"),
     }
 )

@@ -267,6 +267,48 @@ def scale(a: Scale) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ChosenIds:
+    logits: Array
+    num_chosen: int
+
+
+def chosen_ids(a: ChosenIds) -> NDArray[np.int64]:
+    """[rows, num_chosen]: the largest logits' experts, of equal ones the smaller id first."""
+    return np.argsort(-a.logits, axis=-1, kind="stable")[:, : a.num_chosen]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenWeights:
+    """ids [rows, num_chosen] as they were recorded."""
+
+    logits: Array
+    ids: NDArray[np.int64]
+    renormalised: bool
+
+
+def chosen_weights(a: ChosenWeights) -> Array:
+    chosen = np.take_along_axis(a.logits, a.ids, axis=-1)
+    of, top = chosen if a.renormalised else a.logits, a.logits.max(axis=-1, keepdims=True)
+    return np.exp(chosen - top) / np.exp(of - top).sum(axis=-1, keepdims=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expert:
+    """x [rows, hidden]: the rows that chose it."""
+
+    x: Array
+    gate: Matrix
+    up: Matrix
+    inner_read: Callable[[Array], Array]  # what the product with `down` reads
+    down: Matrix
+    activation: Callable[[Array], Array] = silu
+
+
+def expert(a: Expert) -> Array:
+    return a.down.product(a.inner_read(a.activation(a.gate.product(a.x)) * a.up.product(a.x)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Select:
     x: Array
     rows: NDArray[np.int64]

@@ -1,0 +1,324 @@
+// Experts of a mixture. A pair is a row and one of the experts that it chose. Pairs are sorted by expert, so each
+// expert reads its rows as one block; a row's result does not depend on the other rows.
+//
+//     sort      pairs by expert; of one expert in order of rows
+//     gather    the rows of x by pair, and their digits
+//     gate, up  items are panels of one expert's matrices, for all of its pairs
+//     quantise  digits of the pairs' inner rows
+//     down      items as before
+//     experts   the sum over the pairs of a row, in order of id
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include "plan/ops/all_reduce.h"
+#include "plan/ops/ops.h"
+#include "plan/step.h"
+
+namespace karat {
+namespace {
+
+// What a step's rows chose, for all threads. Memory is there for the largest step.
+struct Sorted {
+    const std::size_t num_experts, first, chosen;  // held: ids from `first` on
+
+    std::vector<std::uint32_t> starts;  // [experts + 1]: where each expert's pairs begin
+    std::vector<std::uint32_t> groups;  // the experts that have pairs, in order
+    std::vector<std::uint32_t> pairs;   // by place: row * chosen + number of the choice
+    std::vector<std::uint32_t> places;  // [rows, chosen]: where the row's pairs are, in order of id
+    std::vector<std::uint32_t> counts;  // [rows]: how many these are
+    std::size_t num_groups = 0, num_pairs = 0;
+
+    Sorted(std::size_t num_experts, std::size_t first, std::size_t chosen)
+        : num_experts(num_experts), first(first), chosen(chosen) {}
+    void reserve(std::size_t rows) {
+        starts.resize(num_experts + 1);
+        groups.resize(num_experts);
+        pairs.resize(rows * chosen);
+        places.resize(rows * chosen);
+        counts.resize(rows);
+    }
+    void sort(const std::int32_t* ids, std::size_t rows) {
+        const auto held = [&](std::size_t pair) { return static_cast<std::size_t>(ids[pair]) - first; };
+        std::fill(starts.begin(), starts.end(), 0);
+        std::fill(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rows), 0);
+        for (std::size_t pair = 0; pair < rows * chosen; ++pair)
+            if (const std::size_t expert = held(pair); expert < num_experts) ++starts[expert + 1];
+        num_groups = 0;
+        for (std::size_t expert = 0; expert < num_experts; ++expert) {
+            if (starts[expert + 1] > 0) groups[num_groups++] = static_cast<std::uint32_t>(expert);
+            starts[expert + 1] += starts[expert];
+        }
+        num_pairs = starts[num_experts];
+        for (std::size_t pair = 0; pair < rows * chosen; ++pair)  // each start moves to the end of its expert
+            if (const std::size_t expert = held(pair); expert < num_experts)
+                pairs[starts[expert]++] = static_cast<std::uint32_t>(pair);
+        for (std::size_t expert = num_experts; expert > 0; --expert) starts[expert] = starts[expert - 1];
+        starts[0] = 0;
+        for (std::size_t place = 0; place < num_pairs; ++place) {
+            const std::size_t row = pairs[place] / chosen;
+            places[row * chosen + counts[row]++] = static_cast<std::uint32_t>(place);
+        }
+    }
+};
+
+struct SortOp final : Op {
+    Register ids;
+    std::shared_ptr<Sorted> sorted;
+
+    const char* name() const override { return "experts_sort"; }
+    Registers reads() const override { return {ids}; }
+    void finish(Finishing& finishing) override { sorted->reserve(finishing.limits.of(rows)); }
+    void run(StepContext& s, int thread) override {
+        if (thread == 0) sorted->sort(s.ids(ids), s.rows(ids));
+    }
+
+    Rows rows;
+};
+
+// The digits of pairs' rows, for matrices in blocks.
+void quantise_pairs(const StepContext& s, Activations activations, const Sorted& sorted, const float* x,
+                    std::size_t columns, StepContext::Range pairs, std::uint8_t* digits) {
+    s.integers.quantise(activations, x, sorted.num_pairs, columns, pairs.first, pairs.last, digits);
+}
+
+struct GatherOp final : Op {
+    Register x, gathered;
+    std::optional<Register> digits;
+    Activations activations;
+    std::shared_ptr<const Sorted> sorted;
+
+    const char* name() const override { return "experts_gather"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return digits ? Registers{gathered, *digits} : Registers{gathered}; }
+    void run(StepContext& s, int thread) override {
+        const auto range = s.share(sorted->num_pairs, thread);
+        const std::size_t columns = s.width(x);
+        for (std::size_t place = range.first; place < range.last; ++place)
+            std::memcpy(s.data(gathered) + place * columns, s.data(x) + sorted->pairs[place] / sorted->chosen * columns,
+                        columns * sizeof(float));
+        if (digits) quantise_pairs(s, activations, *sorted, s.data(gathered), columns, range, s.bytes(*digits));
+    }
+};
+
+struct QuantisePairsOp final : Op {
+    Register x, digits;
+    std::size_t columns;
+    Activations activations;
+    std::shared_ptr<const Sorted> sorted;
+
+    const char* name() const override { return "experts_quantise"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {digits}; }
+    void run(StepContext& s, int thread) override {
+        quantise_pairs(s, activations, *sorted, s.data(x), columns, s.share(sorted->num_pairs, thread),
+                       s.bytes(digits));
+    }
+};
+
+// A product of each pair's row and a matrix of its expert; with two matrices, SwiGLU of both products.
+struct ProductsOp final : Op {
+    Register x;
+    std::optional<Register> digits;
+    std::vector<MatrixRef> weights, ups;  // ups: of SwiGLU, or none
+    Registers out;                        // of weights; then of ups, and of SwiGLU
+    Activations activations;
+    std::shared_ptr<const Sorted> sorted;
+
+    const char* name() const override { return "experts_products"; }
+    Registers reads() const override { return digits ? Registers{x, *digits} : Registers{x}; }
+    Registers writes() const override { return out; }
+    void finish(Finishing& finishing) override {
+        finishing.ask_for_scratch(std::max(finishing.kernels.scratch_bytes(1), finishing.integers.scratch_bytes()));
+    }
+    void run(StepContext& s, int thread) override {
+        const std::size_t panels = weights.front()->matrix.num_panels();
+        StepContext::Range items;
+        while (s.take(*this, sorted->num_groups * panels, thread, items))
+            for (std::size_t item = items.first, next; item < items.last; item = next) {
+                const std::size_t group = item / panels, first = item % panels;
+                next = std::min(items.last, (group + 1) * panels);
+                compute(s, sorted->groups[group], {first, first + next - item}, thread);
+            }
+    }
+
+private:
+    void compute(const StepContext& s, std::size_t expert, StepContext::Range panels, int thread) const {
+        const std::size_t first = sorted->starts[expert], count = sorted->starts[expert + 1] - first;
+        product(s, weights[expert]->matrix, out[0], first, count, panels, thread);
+        if (ups.empty()) return;
+        product(s, ups[expert]->matrix, out[1], first, count, panels, thread);
+        const Matrix& matrix = weights[expert]->matrix;
+        const std::size_t begin = matrix.first_group(panels.first) * kGroupRows;
+        const std::size_t end = std::min(matrix.first_group(panels.last) * kGroupRows, matrix.rows);
+        for (std::size_t place = first; place < first + count; ++place) {
+            const std::size_t at = place * matrix.rows + begin;
+            s.kernels.silu_mul(s.data(out[0]) + at, s.data(out[1]) + at, s.data(out[2]) + at, end - begin);
+        }
+    }
+    void product(const StepContext& s, const Matrix& matrix, Register to, std::size_t first, std::size_t count,
+                 StepContext::Range panels, int thread) const {
+        const std::uint32_t columns = static_cast<std::uint32_t>(matrix.columns);
+        const LinearArgs args{
+            .weight = &matrix,
+            .x = s.data(x) + first * matrix.columns,
+            .x_stride = matrix.columns,
+            .tokens = count,
+            .out = s.data(to) + first * matrix.rows,
+            .out_stride = matrix.rows,
+            .bias = nullptr,
+            .residual = nullptr,
+            .leaf_ends = &columns,
+            .num_leaves = 1,
+            .activations = activations,
+            .digits = digits ? s.bytes(*digits) : nullptr,
+            .digits_rows = sorted->num_pairs,
+            .first_row = first,
+        };
+        (matrix.in_blocks() ? s.integers.linear : s.kernels.linear)(args, panels.first, panels.last, s.scratch(thread));
+    }
+};
+
+struct ExpertsOp final : RowOp {
+    Register x, ids, weights, out;
+    record::ExpertMatrices matrices;
+    std::vector<std::uint32_t> leaf_ends;
+    Activations activations;
+    std::optional<std::uint32_t> collective;
+    std::shared_ptr<Sorted> sorted;
+
+    const char* name() const override { return "experts"; }
+    Registers reads() const override { return given_ ? Registers{weights, *given_} : Registers{x, ids, weights}; }
+    Registers writes() const override { return collective ? Registers{} : Registers{out}; }
+
+    void lower(Lowering& lowering) override {
+        const Rows rows = lowering.info(x).rows;
+        const std::size_t chosen = sorted->chosen, columns = lowering.info(x).width;
+        const std::size_t inner = matrices.gates.front()->matrix.rows;
+        const auto of_pairs = [&](std::size_t width) {
+            return lowering.new_register({.width = chosen * width, .rows = rows});
+        };
+        const auto digits_of = [&](std::size_t width) {
+            const std::size_t bytes = width / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
+            return lowering.new_register({.width = chosen * bytes, .rows = rows, .element = Element::u8});
+        };
+        auto sort = std::make_unique<SortOp>();
+        sort->ids = ids;
+        sort->rows = rows;
+        sort->sorted = sorted;
+        auto gather = std::make_unique<GatherOp>();
+        gather->x = x;
+        gather->gathered = of_pairs(columns);
+        gather->activations = activations;
+        gather->sorted = sorted;
+        if (any_in_blocks(matrices.gates) || any_in_blocks(matrices.ups)) gather->digits = digits_of(columns);
+        auto both = std::make_unique<ProductsOp>();
+        both->x = gather->gathered;
+        both->digits = gather->digits;
+        both->out = {of_pairs(inner), of_pairs(inner), of_pairs(inner)};
+        both->activations = activations;
+        both->sorted = sorted;
+        auto down = std::make_unique<ProductsOp>();
+        down->x = both->out[2];
+        down->out = {of_pairs(columns)};
+        down->activations = activations;
+        down->sorted = sorted;
+        std::unique_ptr<QuantisePairsOp> quantise;
+        if (any_in_blocks(matrices.downs)) {
+            quantise = std::make_unique<QuantisePairsOp>();
+            quantise->x = down->x;
+            quantise->digits = digits_of(inner);
+            quantise->columns = inner;
+            quantise->activations = activations;
+            quantise->sorted = sorted;
+            down->digits = quantise->digits;
+        }
+        given_ = down->out.front();
+        both->weights = std::move(matrices.gates);
+        both->ups = std::move(matrices.ups);
+        down->weights = std::move(matrices.downs);
+        lowering.before.push_back(std::move(sort));
+        lowering.before.push_back(std::move(gather));
+        lowering.before.push_back(std::move(both));
+        if (quantise) lowering.before.push_back(std::move(quantise));
+        lowering.before.push_back(std::move(down));
+        if (collective) {
+            auto reduce = std::make_unique<AllReduceOp>();
+            reduce->collective = *collective;
+            reduce->out = out;
+            reduce->rows = rows;
+            reduce->width = columns;
+            lowering.after.push_back(std::move(reduce));
+        }
+    }
+    // Room for the rows and weights of the pairs of one row.
+    void finish(Finishing& finishing) override {
+        finishing.ask_for_scratch(sorted->chosen * (sizeof(const float*) + sizeof(float)));
+    }
+    void run(StepContext& s, int thread) override {
+        const auto range = s.share(s.rows(weights), thread);
+        const std::size_t chosen = sorted->chosen, columns = s.width(out);
+        const auto rows = reinterpret_cast<const float**>(s.scratch(thread));
+        const auto by = reinterpret_cast<float*>(rows + chosen);
+        std::uint32_t ends[kMaxLeaves];
+        for (std::size_t row = range.first; row < range.last; ++row) {
+            const std::uint32_t* const places = sorted->places.data() + row * chosen;
+            std::size_t leaf = 0;
+            for (std::uint32_t i = 0; i < sorted->counts[row]; ++i) {
+                const std::uint32_t place = places[i];
+                while (place >= sorted->starts[leaf_ends[leaf]]) ends[leaf++] = i;
+                rows[i] = s.data(*given_) + place * columns;
+                by[i] = s.data(weights)[sorted->pairs[place]];
+            }
+            while (leaf < leaf_ends.size()) ends[leaf++] = sorted->counts[row];
+            float* const to = (collective ? s.own_slot(*collective) : s.data(out)) + row * columns;
+            s.kernels.sum_of_experts(rows, by, ends, leaf_ends.size(), columns, to);
+        }
+    }
+
+private:
+    static bool any_in_blocks(const std::vector<MatrixRef>& matrices) {
+        return std::any_of(matrices.begin(), matrices.end(), [](const auto& m) { return m->matrix.in_blocks(); });
+    }
+
+    std::optional<Register> given_;  // by pair: what its expert gives
+};
+
+}  // namespace
+
+Register record::experts(Plan& plan, TransportRef group, Register x, Register ids, Register weights,
+                         ExpertMatrices matrices, std::vector<std::uint32_t> leaf_ends, std::size_t first) {
+    const RegisterInfo info = plan.info(x), chosen = plan.info(ids, Element::i32);
+    require(
+        chosen.rows == info.rows && plan.info(weights).rows == info.rows && plan.info(weights).width == chosen.width,
+        "experts and weights of other rows");
+    const std::size_t count = matrices.gates.size();
+    require(count > 0 && matrices.ups.size() == count && matrices.downs.size() == count, "an expert without a matrix");
+    require(!leaf_ends.empty() && leaf_ends.size() <= kMaxLeaves && (leaf_ends.size() & (leaf_ends.size() - 1)) == 0 &&
+                leaf_ends.back() == count && std::is_sorted(leaf_ends.begin(), leaf_ends.end()),
+            "leaves that do not cover the experts");
+    const auto fits = [](const std::vector<MatrixRef>& all, std::size_t rows, std::size_t columns) {
+        return std::all_of(all.begin(), all.end(), [&](const MatrixRef& each) {
+            return each && each->matrix.rows == rows && each->matrix.columns == columns;
+        });
+    };
+    require(matrices.gates.front() != nullptr, "an expert without a matrix");
+    const std::size_t inner = matrices.gates.front()->matrix.rows;
+    require(fits(matrices.gates, inner, info.width) && fits(matrices.ups, inner, info.width) &&
+                fits(matrices.downs, info.width, inner),
+            "experts' matrices that do not fit each other");
+    auto op = std::make_unique<ExpertsOp>();
+    op->x = x;
+    op->ids = ids;
+    op->weights = weights;
+    op->out = plan.new_register({.width = info.width, .rows = info.rows});
+    op->matrices = std::move(matrices);
+    op->leaf_ends = std::move(leaf_ends);
+    op->activations = plan.activations();
+    if (group) op->collective = plan.new_collective(group);
+    op->sorted = std::make_shared<Sorted>(count, first, chosen.width);
+    return plan.append(std::move(op)).out;
+}
+
+}  // namespace karat

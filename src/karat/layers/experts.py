@@ -1,0 +1,56 @@
+"""Mixture of experts (arXiv 1701.06538): each token is computed by a few of many MLPs, which a router chooses."""
+
+from karat.errors import UsageError
+from karat.layers.linear import ColumnParallelLinear
+from karat.layers.mixer import Mixer, RopeTables
+from karat.layers.place import Place
+from karat.layers.shards import own_leaves, part, tree_ends
+from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
+
+
+class Experts(Mixer):
+    """A weighted sum of `num_chosen` of `num_experts` SwiGLU MLPs of `inner_size`; x and it are [tokens, hidden].
+
+    With `renormalised` the weights of the chosen ones are made to sum to 1. A rank holds a range of the experts; every
+    rank computes the router.
+    """
+
+    def __init__(
+        self, place: Place, hidden_size: int, inner_size: int, *, num_experts: int, num_chosen: int, renormalised: bool
+    ) -> None:
+        self.name = place.name
+        self.router = ColumnParallelLinear(place / "gate", num_experts, hidden_size, bias=False, pieces=None)
+        self._num_chosen, self._renormalised = num_chosen, renormalised
+        group = place.group
+        self._group = group if group.size > 1 else None
+        self._leaves = own_leaves(num_experts, 1, group)
+        self._first, end = part(tree_ends(num_experts, 1, group), group)
+        if self._first == end:
+            raise UsageError(
+                f"the {num_experts} experts of {self.name} are shared out, and none is left for rank {group.rank}"
+            )
+
+        def of_each(name: str, rows: int, columns: int) -> tuple[Loaded, ...]:
+            experts = place / "experts"
+            return tuple((experts / str(number) / name).weight(rows, columns) for number in range(self._first, end))
+
+        self.gates = of_each("gate_proj", inner_size, hidden_size)
+        self.ups = of_each("up_proj", inner_size, hidden_size)
+        self.downs = of_each("down_proj", hidden_size, inner_size)
+
+    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
+        logits = self.router(ops, x)
+        names = f"{self.name}.chosen_ids", f"{self.name}.chosen_weights"
+        ids, weights = ops.route(logits, num_chosen=self._num_chosen, renormalised=self._renormalised, names=names)
+        return ops.experts(
+            x,
+            ids,
+            weights,
+            self.gates,
+            self.ups,
+            self.downs,
+            leaves=self._leaves,
+            first=self._first,
+            group=self._group,
+            name=self.name,
+        )

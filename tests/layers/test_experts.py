@@ -1,0 +1,176 @@
+"""Mixtures of experts: transformers' own, ranks, and on the native executor the bits of each row and expert alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from karat.batch import plain_batch
+from karat.checkpoint.weights import Weight, WeightSpec
+from karat.errors import UsageError
+from karat.layers.experts import Experts
+from karat.layers.place import Place
+from karat.layers.shards import Wholes
+from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
+from karat.ops import native
+from karat.ops.api import Tensor
+from karat.ops.executor import Executor, StepLimits
+from karat.ops.fma import fma
+from karat.ops.leaves import leaf_ends
+from karat.ops.native_plan import PlanRecorder
+from karat.ops.reference import ReferenceOps
+from karat.quant import FORMATS
+from karat.ranks.group import SINGLE, Group, PlannedRank
+from tests.support.thread_group import ThreadGroup, on_all_ranks
+
+Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
+needs_kernels = pytest.mark.skipif(bool(native.unavailable_reason()), reason=str(native.unavailable_reason()))
+
+
+class Drawn:
+    """Experts of a size, whose weights are drawn by name and stored as `dtype`."""
+
+    def __init__(self, hidden: int, inner: int, experts: int, chosen: int, dtype: str = "F32", seed: int = 0) -> None:
+        self.hidden, self.inner, self.experts, self.chosen = hidden, inner, experts, chosen
+        self.dtype, self.seed = dtype, seed
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Weight:
+        rng = np.random.default_rng([self.seed, *name.encode()])
+        values = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        is_expert = ".experts." in name
+        if not is_expert or self.dtype == "F32":
+            return Weight(name, "F32", shape, values.reshape(-1).view(np.uint8), Path("memory"))
+        format_ = FORMATS[self.dtype]
+        blocks = format_.quantize(values.reshape(-1, format_.block_size))
+        return Weight(name, self.dtype, shape, np.ascontiguousarray(blocks).reshape(-1), Path("memory"))
+
+    def on(self, ops: Executor, group: Group = SINGLE, *, renormalised: bool = True) -> Experts:
+        def take(spec: WeightSpec) -> Any:
+            return WeightLoader(ops, {spec.source: self.stored(spec.source, spec.shape)}, AS_STORED)(spec)
+
+        return self.at(Place(take, "mlp", Wholes(), group), renormalised=renormalised)
+
+    def at(self, place: Place, *, renormalised: bool = True) -> Experts:
+        sizes = {"num_experts": self.experts, "num_chosen": self.chosen}
+        return Experts(place, self.hidden, self.inner, renormalised=renormalised, **sizes)
+
+    def x(self, rows: int, dtype: str = "float32") -> Array:
+        return np.random.default_rng(self.seed).standard_normal((rows, self.hidden)).astype(dtype)
+
+
+def run(experts: Experts, ops: Executor, x: Array) -> Array:
+    return np.asarray(ops.read(experts(ops, x, None, None, {})))
+
+
+@given(
+    experts=st.integers(1, 20),
+    chosen=st.integers(1, 5),
+    renormalised=st.booleans(),
+    inner=st.integers(1, 40),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=20)
+def test_they_are_transformers_own(experts: int, chosen: int, renormalised: bool, inner: int, seed: int) -> None:
+    """In float64, to 1e-12: only the order of sums differs. Ties do not occur in drawn logits."""
+    torch = pytest.importorskip("torch", reason="transformers needs torch")
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    from tests.support.float64 import Widen
+
+    drawn = Drawn(24, inner, experts, min(chosen, experts), seed=seed)
+    config = Qwen3MoeConfig(
+        hidden_size=24,
+        moe_intermediate_size=inner,
+        num_experts=experts,
+        num_experts_per_tok=drawn.chosen,
+        norm_topk_prob=renormalised,
+        experts_implementation="eager",
+    )
+    theirs = Qwen3MoeSparseMoeBlock(config).double()
+
+    def stored(name: str, *shape: int) -> Any:
+        return torch.from_numpy(drawn.stored(f"mlp.{name}.weight", shape).to_array(np.dtype(np.float64)))
+
+    with torch.no_grad():
+        theirs.gate.weight.copy_(stored("gate", experts, 24))
+        for expert in range(experts):
+            both = [stored(f"experts.{expert}.{name}_proj", inner, 24) for name in ("gate", "up")]
+            theirs.experts.gate_up_proj[expert].copy_(torch.cat(both))
+            theirs.experts.down_proj[expert].copy_(stored(f"experts.{expert}.down_proj", 24, inner))
+        x = drawn.x(9, "float64")
+        with Widen():
+            want = theirs(torch.from_numpy(x)[None])
+    want = (want[0] if isinstance(want, tuple) else want).reshape(9, 24).numpy()
+    ops = ReferenceOps("float64")
+    assert np.abs(run(drawn.on(ops, renormalised=renormalised), ops, x) - want).max() <= 1e-12 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("executor", ["reference", pytest.param("native", marks=needs_kernels)])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_ranks_have_the_bits_of_one_process(executor: str, size: int) -> None:
+    drawn = Drawn(32, 48, 11, 3)
+    x = drawn.x(7)
+
+    def ops() -> Executor:
+        return ReferenceOps("float32") if executor == "reference" else native.NativeOps(threads=1)
+
+    whole = run(drawn.on(ops()), ops(), x)
+
+    def on_rank(group: ThreadGroup) -> Array:
+        own = ops()
+        return run(drawn.on(own, group), own, x)
+
+    for result in on_all_ranks(size, on_rank):
+        np.testing.assert_array_equal(result, whole)
+
+
+def test_more_ranks_than_experts_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"the 3 experts of mlp are shared out, and none is left for rank 0"):
+        Drawn(8, 8, 3, 1).at(Place(SpecCollector(), "mlp", Wholes(), PlannedRank(0, 8)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["F32", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_bits_of_its_experts_alone(dtype: str, threads: int) -> None:
+    """Each pair of a row and an expert computed by ops of one row, and summed by the contract."""
+    drawn = Drawn(256, 256, 9, 3, dtype)
+    ops = native.NativeOps(threads=threads)
+    experts, x = drawn.on(ops), drawn.x(23)
+    got = run(experts, ops, x)
+    ids, weights = ops.route(experts.router(ops, x), num_chosen=3, renormalised=True, names=("op.ids", "op.weights"))
+    ends = leaf_ends(9, 1)
+    for row in range(len(x)):
+        leaves = [np.zeros(drawn.hidden, np.float32) for _ in ends]
+        for expert, weight in sorted(zip(ids[row].tolist(), weights[row], strict=True)):
+            both = (experts.gates[expert], experts.ups[expert])
+            gate, up = ops.gate_up(x[row : row + 1], both, None, names=("gate", "up"))
+            given = ops.linear(ops.silu_mul(gate, up, name="act"), experts.downs[expert], None, name="down")[0]
+            leaf = next(number for number, end in enumerate(ends) if expert < end)
+            leaves[leaf] = fma(np.full_like(given, weight), given, leaves[leaf])
+        while len(leaves) > 1:
+            leaves = [left + right for left, right in zip(leaves[::2], leaves[1::2], strict=True)]
+        np.testing.assert_array_equal(got[row], leaves[0], err_msg=f"row {row}")
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["F32", "Q8_0"])
+def test_a_plan_has_the_bits_of_single_ops_whatever_the_step(dtype: str) -> None:
+    """One plan, whose registers steps of several sizes use again."""
+    drawn = Drawn(64, 96, 16, 4, dtype)
+    ops = native.NativeOps(threads=2)
+    experts, x = drawn.on(ops), drawn.x(40)
+    want = run(experts, ops, x)
+    recorder = PlanRecorder(ops.isa, 2)
+    given = recorder.input((64,))
+    result: Tensor = experts(recorder, given, None, None, {})
+    recorder.finish(StepLimits(num_tokens=40, num_logit_rows=1, num_seqs=1, context_len=40), [result])
+    for rows in (slice(0, 40), slice(3, 4), slice(7, 19), slice(0, 40)):
+        part = x[rows]
+        recorder.fill(given, part)
+        recorder.run(plain_batch(range(len(part))))
+        np.testing.assert_array_equal(recorder.value(result), want[rows])
