@@ -170,3 +170,12 @@ def test_one_element_that_was_loaded_wrongly_is_found_and_its_tensor_named(
     (first, *_) = [named for named in diagnosis.named if op in named.places]
     assert "weight-element" in first.bugs
     assert any(f"element {[int(i) for i in index]}" in detail for detail in first.details), first.details
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_tensors_that_files_join_are_said(tmp_path: Path, joined: bool) -> None:
+    name = "model.layers.0.self_attn.qkv_proj.weight" if joined else "model.norm.weight"
+    save_file({name: torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError) as refused:
+        HfFiles(tmp_path).tensor("model.layers.0.self_attn.q_proj.weight")
+    assert str(refused.value).endswith("check it with --against reference") == joined

@@ -44,7 +44,14 @@ class HfFiles:
     def tensor(self, name: str) -> torch.Tensor:
         """The stored tensor; CheckpointError if no file has it."""
         if name not in self._files:
-            raise CheckpointError(f"{name}: transformers' model needs it, and the files do not have it")
+            joined = any(".qkv_proj." in stored or ".gate_up_proj." in stored for stored in self._files)
+            advice = (
+                "; they join tensors (qkv_proj, gate_up_proj), which Karat reads and transformers' model of this type "
+                "does not: check it with --against reference"
+            )
+            raise CheckpointError(
+                f"{name}: transformers' model needs it, and the files do not have it{advice if joined else ''}"
+            )
         path, stored = self._files[name]
         with safe_open(path, "pt") as file:
             return file.get_tensor(stored)
