@@ -175,7 +175,8 @@ class Diagnoser:
                 item.pattern = pattern_of(self.replay, item.finding.name)
         unexplained = [item for item in wrong if not (item.explanations or item.follows or item.empty)]
         if unexplained and (cache := other_cache(self.replay, self._replay_under, unexplained)):
-            unexplained[0].hint = cache
+            for item in unexplained:
+                item.hint = cache
         return wrong
 
     def _explain(self, item: Wrong) -> None:
