@@ -34,6 +34,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral with a window for every context": {"model_type": "mistral", "sliding_window": 128, "head_dim": 32},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 32, "num_key_value_heads": 2},
+    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5},
+    "granite": {
+        "model_type": "granite",
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0625,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
 }
 
 

@@ -139,8 +139,16 @@ def test_layers_of_different_sizes_are_refused() -> None:
     """GGUF has numbers by layer, which are neither read nor written yet. Windows may differ."""
     alike = LayerShape(num_heads=4, num_kv_heads=2, head_dim=6, inner_size=8, window=None, rope=RopeConfig(theta=1e4))
     model_pairs(uneven_config(alike, alike), "model")
-    for other in (replace(alike, inner_size=16), replace(alike, num_kv_heads=4), replace(alike, rope=None)):
-        with pytest.raises(ConfigError, match="layers of different sizes or RoPE"):
+    for other in (replace(alike, inner_size=16), replace(alike, num_kv_heads=4)):
+        with pytest.raises(ConfigError, match="layers of different sizes"):
             model_pairs(uneven_config(alike, other), "model")
-    with pytest.raises(ConfigError, match="a model without RoPE"):
-        model_pairs(uneven_config(replace(alike, rope=None)), "model")
+    with pytest.raises(ConfigError, match="layer 1 has no RoPE, which GGUF cannot state for llama; expected RoPE"):
+        model_pairs(uneven_config(alike, replace(alike, rope=None)), "model")
+    with pytest.raises(ConfigError, match="layers with different RoPE"):
+        model_pairs(uneven_config(alike, replace(alike, rope=RopeConfig(theta=1e6))), "model")
+
+
+def test_a_layer_with_rope_where_the_architecture_has_none_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", model_type="smollm3", num_hidden_layers=4, no_rope_layers=[1, 1, 1, 1])
+    with pytest.raises(ConfigError, match="layer 3 has RoPE, which GGUF cannot state for smollm3; expected none"):
+        convert(open_model(folder), tmp_path / "a.gguf", MIXES["F32"])

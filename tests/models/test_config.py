@@ -1,7 +1,7 @@
 """config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over.
 
-Covers: karat.models.family, karat.models.llama, karat.models.mistral, karat.models.qwen2, karat.models.qwen3,
-karat.models.reader.
+Covers: karat.models.family, karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.qwen2,
+karat.models.qwen3, karat.models.reader, karat.models.seed_oss, karat.models.smollm3.
 """
 
 import copy
@@ -36,6 +36,14 @@ COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
 }
 EXTRA: dict[str, dict[str, Any]] = {
+    "granite": {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0625,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
     "llama": {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "head_dim": 8},
     "mistral": {"sliding_window": 64, "head_dim": 12},
     "qwen2": {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 2},
@@ -46,6 +54,8 @@ EXTRA: dict[str, dict[str, Any]] = {
         "head_dim": 12,
         "attention_bias": False,
     },
+    "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "head_dim": 12},
+    "smollm3": {"attention_bias": False, "mlp_bias": False, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 0},
 }
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -193,6 +203,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"model_type": "gpt2"}, "model_type='gpt2'"),
     ("llama", {"model_type": ...}, "model_type=None"),
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    ("granite", {"logits_scaling": 0}, "logits_scaling=0.0"),
+    ("granite", {"logits_scaling": True}, "logits_scaling=True"),
+    ("smollm3", {"no_rope_layers": [1, 0]}, "1 (RoPE) or 0 for each of 4 layers"),
+    ("smollm3", {"no_rope_layers": [1, 1, 1, 2]}, "1 (RoPE) or 0 for each of 4 layers"),
+    ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval=0"),
     ("qwen2", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("llama", {"hidden_act": 3}, "hidden_act=3: expected str"),
@@ -307,9 +322,10 @@ NEUTRAL: dict[str, Any] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_changes_nothing_is_no_key(family: str) -> None:
     expected = read_config(raw_config(family))
-    for key, value in NEUTRAL.items():
+    neutral = {key: value for key, value in NEUTRAL.items() if key not in EXTRA[family]}
+    for key, value in neutral.items():
         assert read_config(raw_config(family, **{key: value})) == expected, key
-    assert read_config(raw_config(family, **NEUTRAL)) == expected
+    assert read_config(raw_config(family, **neutral)) == expected
     assert read_config({**raw_config(family), "architectures": []}) == expected
     assert read_config(raw_config(family, use_qk_norm=family == "qwen3")) == expected
 
@@ -323,7 +339,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     if family != "mistral":  # transformers 4 reads it so there too, and 5 refuses it
         changes += [{"num_key_value_heads": None}]
     changes += [{"rope_parameters": {"rope_type": "yarn", **YARN, "finetuned": True, "extrapolation_factor": 1}}]
-    if family != "llama":
+    if family not in ("granite", "llama", "seed_oss"):
         changes += [{"sliding_window": ...}, {"sliding_window": None}]
     if family in ("qwen2", "qwen3"):
         changes += [{"use_sliding_window": True, "sliding_window": ..., "max_window_layers": 2}]
@@ -335,7 +351,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         own = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
         theirs = transformers.AutoConfig.for_model(family, **own)
         assert ours.num_kv_heads == theirs.num_key_value_heads
-        window = theirs.sliding_window if family != "llama" else None
+        window = getattr(theirs, "sliding_window", None)
         kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 4
         assert ours.layer_windows == tuple(window if kind == "sliding_attention" else None for kind in kinds), change
         assert ours.rope.rope_type == theirs.rope_parameters["rope_type"]
@@ -351,8 +367,15 @@ def test_both_names_of_the_type_may_be_there_if_they_agree() -> None:
 def test_every_key_is_read_known_or_refused(family: str) -> None:
     """No key of a file can be changed to nonsense without an error, unless it is on the list of harmless ones."""
     raw = raw_config(family)
-    harmless = {"architectures", "use_cache", "initializer_range", "attention_dropout", "pretraining_tp"}
-    for key in raw.keys() - harmless:
+    harmless = {
+        "architectures",
+        "use_cache",
+        "initializer_range",
+        "attention_dropout",
+        "pretraining_tp",
+        "pad_token_id",
+    }
+    for key in raw.keys() - harmless - {"pad_token_id"}:
         with pytest.raises(ConfigError):
             read_config({**raw, key: {"nonsense": 1}})
 

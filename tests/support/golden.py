@@ -55,6 +55,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "mistral": {"sliding_window": 20},
+    "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
+    "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
+    "granite": {"attention_bias": True},
 }
 PROMPT_LENS = (70, 9, 1)
 

@@ -25,7 +25,6 @@ from karat.quant import FORMATS
 from tests.support.gated import gate_weights, gated_graph
 from tests.support.golden import FAMILIES
 from tests.support.parallel import config_of
-from tests.support.scaled import scaled_graph
 from tests.support.weights import weight_of
 
 Array = NDArray[np.floating]
@@ -44,14 +43,12 @@ SIZES = {
 NUM_PAIRS = 150  # of mistakes at one node, in a case
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 GATED = "llama, gated"
-SCALED = "llama, scaled"
 CASES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     **{family: (family, "F32", changes) for family, changes in FAMILIES.items()},
     "mistral, a narrow window": ("mistral", "F32", {"sliding_window": 5, "tie_word_embeddings": False}),
     "qwen3, yarn": ("qwen3", "F32", {"attention_bias": False, "rope_scaling": YARN}),
     "qwen2, float16": ("qwen2", "F16", {"use_sliding_window": False, "head_dim": 8}),
     GATED: ("llama", "F32", {**FAMILIES["llama"], "num_hidden_layers": 3}),
-    SCALED: ("llama", "F32", FAMILIES["llama"]),
     "qwen2, bfloat16": ("qwen2", "BF16", {"use_sliding_window": False}),
 }
 # Parameters that only fits, or the zoo, set: name of a node to values.
@@ -110,7 +107,7 @@ def model_of(case: str) -> tuple[Graph, CheckpointWeights]:
     config = read_config(config_of(family, **(SIZES | changes)))
     weights = weights_of(config, stored)
     if case != GATED:
-        return (scaled_graph if case == SCALED else build_graph)(config), weights
+        return build_graph(config), weights
     return gated_graph(config), CheckpointWeights({**weights.stored, **gate_weights(config, stored)})
 
 

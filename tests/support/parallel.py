@@ -31,11 +31,15 @@ from karat.quant import FORMATS
 from karat.ranks.group import SINGLE, Group
 from karat.text.placeholder import placeholder_tokenizer
 
-ARCHITECTURES = {
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
+# What a family's models need that others do not.
+_OWN: dict[str, dict[str, Any]] = {
+    "granite": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0625,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 0.5,
+    },
+    "smollm3": {"pad_token_id": 0},  # transformers' default is beyond these vocabularies
 }
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SCALES_AT = {
@@ -52,7 +56,7 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
     """A config.json whose tree can be shared out over 2, 4 and 8 ranks in any stored type."""
     config = {
         "model_type": family,
-        "architectures": [ARCHITECTURES[family]],
+        "architectures": [FAMILIES[family].architecture],
         "vocab_size": 601,
         "hidden_size": 256,
         "intermediate_size": 2304,
@@ -68,7 +72,7 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    return config | changes
+    return config | _OWN.get(family, {}) | changes
 
 
 def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd: str = "F32") -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("granite", "llama", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -22,10 +22,10 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
-    free_head_dim = family in ("mistral", "qwen3")
+    free_head_dim = family in ("mistral", "qwen3", "seed_oss")
     if free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
-    elif family == "llama" and rng.random() < 0.5:  # head_dim stated and different, hidden still a multiple of heads
+    elif family in ("granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
         hidden = num_heads * rng.choice([5, 7, 9, 12])
     else:
         hidden = num_heads * head_dim
@@ -53,16 +53,30 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     window = rng.choice([None, 7, 33, 64])
     if family == "mistral":
         config["sliding_window"] = window
+    elif family == "smollm3":
+        config |= {"use_sliding_window": window is not None, "sliding_window": window, "pad_token_id": 0}
+        config |= rng.choice(
+            [{}, {"no_rope_layer_interval": 2}, {"no_rope_layers": [rng.choice([0, 1]) for _ in range(num_layers)]}]
+        )
     elif family in ("qwen2", "qwen3"):
         config["use_sliding_window"] = window is not None
         config["sliding_window"] = window
         config["max_window_layers"] = rng.choice([0, 1])
         if rng.random() < 0.5 and window is not None:
             config["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(num_layers)]
-    if family in ("llama", "qwen3"):
+    if family == "granite":
+        config |= {
+            "embedding_multiplier": rng.choice([12.0, 0.3]),
+            "attention_multiplier": head_dim**-0.5 * rng.choice([1.5, 3.0]),
+            "residual_multiplier": rng.choice([0.22, 1.6]),
+            "logits_scaling": rng.choice([0.3, 0.1]),
+        }
+    if family in ("granite", "llama", "qwen3", "seed_oss", "smollm3"):
         config["attention_bias"] = rng.random() < 0.5
-    if family == "llama":
+    if family in ("granite", "llama", "seed_oss", "smollm3"):
         config["mlp_bias"] = rng.random() < 0.5
+    if family == "seed_oss":
+        config["attention_out_bias"] = rng.random() < 0.5
     return config
 
 

@@ -23,6 +23,7 @@ from karat.check.text.prompt import findings_of_model
 from karat.check.trace.format import Trace
 from karat.config import embedded_model_path
 from tests.support import random_models
+from tools.zoo.models import FAMILIES
 from tools.zoo.run import Case
 
 Ids = list[int]
@@ -191,7 +192,7 @@ def _continued(model: Any, prompt: Ids, count: int, choose: Callable[[torch.Tens
 
 def _write(folder: Path, rng: random.Random) -> Any:
     """A random model with the embedded model's tokenizer, of which some add a token at the beginning."""
-    raw = random_models.draw_config(rng, rng.choice(random_models.FAMILIES))
+    raw = random_models.draw_config(rng, rng.choice(FAMILIES))
     raw |= {"vocab_size": 4100, "eos_token_id": _END}
     model = random_models.build(raw, rng.randrange(2**31))
     model.save_pretrained(folder)

@@ -41,6 +41,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         *((f"{arch}.{key}", scalar("UINT32", number)) for key, number in numbers.items()),
         (f"{arch}.attention.layer_norm_rms_epsilon", scalar("FLOAT32", config.rms_norm_eps)),
         (f"{arch}.rope.freq_base", scalar("FLOAT32", rope.theta)),
+        *((f"{arch}.{key}", scalar("FLOAT32", getattr(config, name))) for key, name in form.numbers.items()),
     ]
     return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(rope)]
 
@@ -52,19 +53,26 @@ def _window(config: ModelConfig) -> int:
 
 
 def _shape(config: ModelConfig) -> LayerShape:
-    """The shape of all layers, but for their windows. ConfigError for layers that differ."""
-    first, *others = (replace(shape, window=None) for shape in config.shapes)
+    """The shape of all layers, but for their windows and RoPE. ConfigError for layers that differ."""
+    first, *others = (replace(shape, window=None, rope=None) for shape in config.shapes)
     if any(shape != first for shape in others):
-        raise ConfigError("layers of different sizes or RoPE cannot be written as GGUF yet; expected layers alike")
+        raise ConfigError("layers of different sizes cannot be written as GGUF yet; expected layers alike")
     return first
 
 
 def rope_of(config: ModelConfig) -> RopeConfig:
-    """The RoPE of all layers. ConfigError for layers that differ, and for a model without."""
-    rope = _shape(config).rope
-    if rope is None:
-        raise ConfigError("a model without RoPE cannot be written as GGUF yet; expected RoPE in every layer")
-    return rope
+    """The RoPE of the layers that have it. ConfigError for several, and for other layers than GGUF means."""
+    form = FAMILIES[config.model_type].gguf
+    for layer, shape in enumerate(config.shapes):
+        if (shape.rope is not None) != form.has_rope(layer):
+            found, expected = ("RoPE", "none") if shape.rope else ("no RoPE", "RoPE")
+            raise ConfigError(
+                f"layer {layer} has {found}, which GGUF cannot state for {form.architecture}; expected {expected}"
+            )
+    ropes = {shape.rope for shape in config.shapes if shape.rope is not None}
+    if len(ropes) > 1:
+        raise ConfigError("layers with different RoPE cannot be written as GGUF yet; expected one for all")
+    return ropes.pop() if ropes else config.rope
 
 
 def different_in_llama_cpp(config: ModelConfig) -> str | None:

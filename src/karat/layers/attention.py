@@ -14,7 +14,8 @@ from karat.ops.api import Cache, Ops, Step, Tensor
 class Attention(Mixer):
     """Attention over x [tokens, hidden], with the heads, the window and the RoPE of `shape`.
 
-    With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation. `heads` and `kv_heads` are this
+    With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation. Scores are multiplied by
+    `scale`, or else by head_dim^-½. `heads` and `kv_heads` are this
     rank's.
     """
 
@@ -27,10 +28,11 @@ class Attention(Mixer):
         qkv_bias: bool = False,
         o_bias: bool = False,
         qk_norm_eps: float | None = None,
+        scale: float | None = None,
     ) -> None:
         self.name = place.name
         num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        self._scale = head_dim**-0.5
+        self._scale = head_dim**-0.5 if scale is None else scale
         self.qkv = QKVParallelLinear(
             place, hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=qkv_bias
         )

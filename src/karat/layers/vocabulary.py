@@ -9,31 +9,48 @@ from karat.ranks.group import Group, Share
 class VocabParallelEmbedding:
     """The rows [tokens, hidden] of a table [vocab, hidden] by token id.
 
-    Each rank looks up the rows it holds; the owner's row is copied to the others. Nothing is added.
+    Each rank looks up the rows it holds; the owner's row is copied to the others. Nothing is added. With `scale` they
+    are multiplied by it, and recorded as `name_scaled`.
     """
 
-    def __init__(self, place: Place, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, place: Place, vocab_size: int, hidden_size: int, *, scale: float | None = None) -> None:
         self.name = place.name
+        self._scale = scale
         self.share, pieces = _shared_out(vocab_size, place.group)
         self.weight: Loaded = place.weight(vocab_size, hidden_size, shard_axis=0, pieces=pieces)
 
     def __call__(self, ops: Ops, step: Step) -> Tensor:
-        return ops.embedding(step, self.weight, share=self.share, name=self.name)
+        x = ops.embedding(step, self.weight, share=self.share, name=self.name)
+        return x if self._scale is None else ops.scale(x, self._scale, name=f"{self.name}_scaled")
 
 
 class ParallelLMHead:
-    """Logits [rows, vocab] of x [rows, hidden], whole on every rank. A tied head uses the embedding's weight."""
+    """Logits [rows, vocab] of x [rows, hidden], whole on every rank. A tied head uses the embedding's weight.
+
+    With `scale` x is multiplied by it first, and recorded as `name_input`.
+    """
 
     def __init__(
-        self, place: Place, vocab_size: int, hidden_size: int, *, tied_to: VocabParallelEmbedding | None = None
+        self,
+        place: Place,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        tied_to: VocabParallelEmbedding | None = None,
+        scale: float | None = None,
     ) -> None:
         self.name = place.name
+        self._scale = scale
         self._share, pieces = _shared_out(vocab_size, place.group)
         self.weight: Loaded = (
             tied_to.weight if tied_to else place.weight(vocab_size, hidden_size, shard_axis=0, pieces=pieces)
         )
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        return self.product(ops, x if self._scale is None else ops.scale(x, self._scale, name=f"{self.name}_input"))
+
+    def product(self, ops: Ops, x: Tensor) -> Tensor:
+        """The head without `scale`."""
         if self._share is None:
             return ops.linear(x, self.weight, name=self.name)
         return ops.gather_columns(ops.linear(x, self.weight, name=f"{self.name}.part"), self._share, name=self.name)

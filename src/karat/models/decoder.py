@@ -13,6 +13,7 @@ from karat.layers.shards import Cut, CutUnits, Wholes
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import SpecCollector, Take
 from karat.models.families import FAMILIES
+from karat.models.family import Ends
 from karat.ops.api import Cache, Ops, Step, Tensor
 from karat.ops.executor import Executor
 from karat.ranks.group import SINGLE, Group
@@ -65,7 +66,9 @@ class Decoder:
 
 def embedding(root: Place, config: ModelConfig) -> VocabParallelEmbedding:
     """The embedding, whose result is the first layer's input."""
-    return VocabParallelEmbedding(root / "model.embed_tokens", config.vocab_size, config.hidden_size)
+    return VocabParallelEmbedding(
+        root / "model.embed_tokens", config.vocab_size, config.hidden_size, scale=_ends(config).embedding_scale
+    )
 
 
 def layer(root: Place, config: ModelConfig, index: int) -> Block:
@@ -82,8 +85,19 @@ def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) 
             config.vocab_size,
             config.hidden_size,
             tied_to=embed_tokens if config.tie_word_embeddings else None,
+            scale=_ends(config).head_scale,
         ),
     )
+
+
+def end_names(config: ModelConfig) -> tuple[str, ...]:
+    """The results that have rows of the wanted tokens alone, in order."""
+    scaled = () if _ends(config).head_scale is None else ("lm_head_input",)
+    return ("model.selected", "model.norm", *scaled, "lm_head")
+
+
+def _ends(config: ModelConfig) -> Ends:
+    return FAMILIES[config.model_type].ends(config)
 
 
 def outline(config: ModelConfig, units: CutUnits = _ANY, group: Group = SINGLE) -> Decoder:

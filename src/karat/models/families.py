@@ -4,16 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from karat.checkpoint.composite import Composite
-from karat.models import llama, mistral, mistral3, qwen2, qwen3
+from karat.models import granite, llama, mistral, mistral3, qwen2, qwen3, seed_oss, smollm3
 from karat.models.family import Family
 
 FAMILIES: Mapping[str, Family[Any]] = {
     family.model_type: family
     for family in (
+        granite.FAMILY,
         llama.FAMILY,
         mistral.FAMILY,
         qwen2.FAMILY,
         qwen3.FAMILY,
+        seed_oss.FAMILY,
+        smollm3.FAMILY,
     )
 }
 COMPOSITES: Mapping[str, Composite] = {composite.model_type: composite for composite in (mistral3.COMPOSITE,)}

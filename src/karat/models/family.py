@@ -9,10 +9,18 @@ from karat.config import ModelConfig
 from karat.errors import ConfigError
 from karat.layers.block import Block
 from karat.layers.place import Place
-from karat.models.reader import ConfigReader, read_dtype, read_rope, read_token_ids
+from karat.models.reader import DEFAULT_THETA, ConfigReader, read_dtype, read_rope, read_token_ids
 from karat.request import shown
 
 C = TypeVar("C", bound=ModelConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The numbers by which the embedding's rows, and what the head reads, are multiplied. None is no multiplication."""
+
+    embedding_scale: float | None = None
+    head_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +29,7 @@ class Family(Generic[C]):
 
     `model_type` and `architecture` are the names in config.json. `read` reads the configuration from a config.json; it
     must read every key that can change the result. `layer` composes layer `index` of a model at its place. `gguf` is
-    the record of the family's GGUF files.
+    the record of the family's GGUF files. `ends` says what a model does at its ends that others do not.
     """
 
     model_type: str
@@ -29,6 +37,7 @@ class Family(Generic[C]):
     read: Callable[[ConfigReader], C]
     layer: Callable[[Place, C, int], Block]
     gguf: GgufForm[C]
+    ends: Callable[[C], Ends] = lambda _: Ends()
 
 
 def read_decoder(
@@ -38,11 +47,13 @@ def read_decoder(
     layer_windows: tuple[int | None, ...],
     num_kv_heads: int,
     head_dim: int | None = None,
-    **own: bool,
+    default_theta: float = DEFAULT_THETA,
+    **own: object,
 ) -> C:
     """A `config` from the keys that all families share and the family's `own` fields.
 
-    A head_dim of None means hidden_size / num_attention_heads. Raises ConfigError for missing or invalid values.
+    A head_dim of None means hidden_size / num_attention_heads; default_theta is RoPE's base where none is stated.
+    Raises ConfigError for missing or invalid values.
     """
     activation = reader.get(str, "hidden_act", "silu")
     if activation not in ("silu", "swish"):
@@ -69,7 +80,7 @@ def read_decoder(
         head_dim=head_dim,
         rms_norm_eps=reader.get(float, "rms_norm_eps"),
         max_position_embeddings=max_positions,
-        rope=read_rope(reader, max_positions),
+        rope=read_rope(reader, max_positions, default_theta),
         tie_word_embeddings=reader.get(bool, "tie_word_embeddings", False),
         layer_windows=layer_windows,
         dtype=read_dtype(reader),

@@ -84,7 +84,7 @@ _ROPE_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
 }
 _FLOATS: tuple[FloatName, ...] = get_args(FloatName)
-_DEFAULT_THETA = 10000.0  # the format's default, for files older than the key
+DEFAULT_THETA = 10000.0  # the format's default, for files older than the key
 _MAX_INT = 2**63 - 1
 
 
@@ -226,7 +226,7 @@ def read_layer_windows(
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def read_rope(reader: ConfigReader, max_position_embeddings: int) -> RopeConfig:
+def read_rope(reader: ConfigReader, max_position_embeddings: int, default_theta: float = DEFAULT_THETA) -> RopeConfig:
     """RoPE from `rope_parameters`, or from `rope_theta` and `rope_scaling`. Values stated twice must agree."""
     theta = reader.optional(float, "rope_theta")
     new, old = reader.raw("rope_parameters"), reader.raw("rope_scaling")
@@ -250,7 +250,7 @@ def read_rope(reader: ConfigReader, max_position_embeddings: int) -> RopeConfig:
     if inner_theta is not None:
         theta = inner_theta
     if theta is None:
-        theta = _DEFAULT_THETA
+        theta = default_theta
     if not theta > 1:
         raise ConfigError(f"rope_theta={theta}: expected a number above 1")
     result = _read_rope_kind(rope, kind, theta, max_position_embeddings, where)

@@ -1,4 +1,4 @@
-"""A branch that is multiplied by a wrong number is named, with the number."""
+"""A result that is multiplied by a wrong number is named, whether in a layer or at an end of the model."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,11 +18,11 @@ from karat.ops.executor import Executor
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
 from tests.support import mistakes
-from tests.support.scaled import scaled
 
-GRAPH, WEIGHTS = mistakes.model_of(mistakes.SCALED)
+GRAPH, WEIGHTS = mistakes.model_of("granite")
 PROMPT = tuple(np.random.default_rng(3).integers(0, GRAPH.config.vocab_size, 24).tolist())
-PLACES = {f"model.layers.{layer}.{part}_scaled" for layer in range(2) for part in ("attention", "mlp")}
+LAYERS = {f"model.layers.{layer}.{part}_scaled" for layer in range(2) for part in ("attention", "mlp")}
+PLACES = LAYERS | {"model.embed_tokens_scaled", "lm_head_input"}
 
 
 class Other(ReferenceOps):
@@ -37,10 +37,9 @@ class Other(ReferenceOps):
 
 
 def traced(ops: Executor) -> Trace:
-    with scaled():
-        files = SimpleNamespace(path="", weights=WEIGHTS.stored)
-        model = build(GRAPH.config, ops, files, num_positions=len(PROMPT))
-        return record_model(model, Steps(PROMPT), kv_dtype="float32")
+    files = SimpleNamespace(path="", weights=WEIGHTS.stored)
+    model = build(GRAPH.config, ops, files, num_positions=len(PROMPT))
+    return record_model(model, Steps(PROMPT), kv_dtype="float32")
 
 
 WRONG: dict[str, Callable[[float], float]] = {

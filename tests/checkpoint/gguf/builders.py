@@ -140,6 +140,7 @@ def write_model(
     """What the gguf package makes of a Hugging Face model: its config.json and float32 weights."""
     family = config["model_type"]
     arch = "llama" if family == "mistral" else family
+    is_paired = arch in ("granite", "llama", "smollm3")
     options = {} if split is None else {"split_max_tensors": split}
     writer = gguf.GGUFWriter(path, arch, **options)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -159,13 +160,18 @@ def write_model(
     for add, token_id in zip((writer.add_eos_token_id, writer.add_eot_token_id), np.atleast_1d(ends), strict=False):
         add(int(token_id))
     _add_rope(writer, config, head_dim)
-    kind = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}[arch]
+    if family == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for name, weight in weights.items():
         stored = weight
-        if arch == "llama" and ".q_proj." in name:
+        if is_paired and ".q_proj." in name:
             stored = paired(weight, config["num_attention_heads"])
-        if arch == "llama" and ".k_proj." in name:
+        if is_paired and ".k_proj." in name:
             stored = paired(weight, config["num_key_value_heads"])
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None

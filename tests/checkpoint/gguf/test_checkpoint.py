@@ -117,7 +117,7 @@ def _limits(form: str) -> tuple[int, int]:
 
 class TestSameModel:
     @pytest.mark.parametrize("seed", range(6))
-    @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+    @pytest.mark.parametrize("family", FAMILIES)
     def test_config_and_weights(self, family: str, seed: int, tmp_path: Path) -> None:
         """Of a random model that the gguf package wrote; in parts for every second one."""
         pytest.importorskip("torch", exc_type=ImportError)
@@ -125,9 +125,9 @@ class TestSameModel:
 
         rng = random.Random(f"{family} {seed}")
         raw = random_models.draw_config(rng, family) | {"use_sliding_window": False, "sliding_window": None}
-        for key in ("layer_types", "max_window_layers"):
+        for key in ("layer_types", "max_window_layers", "no_rope_layers", "no_rope_layer_interval"):
             raw.pop(key, None)
-        if family not in ("qwen2", "qwen3"):
+        if family not in ("qwen2", "qwen3", "smollm3"):
             raw.pop("use_sliding_window")
         if family != "mistral":
             raw.pop("sliding_window")
@@ -159,6 +159,9 @@ class TestSameModel:
         ):
             assert getattr(config, name) == getattr(expected, name), name
         assert weight_specs(config) == weight_specs(expected)
+        for name in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"):
+            assert getattr(config, name, 1) == pytest.approx(getattr(expected, name, 1), rel=1e-7)
+        assert [shape.rope is None for shape in config.shapes] == [shape.rope is None for shape in expected.shapes]
         assert config.model_type == ("llama" if family == "mistral" else family)
         tables = [
             cos_sin_table(c.rope, head_dim=c.head_dim, num_positions=300, dtype=F32_TYPE) for c in (config, expected)

@@ -19,6 +19,7 @@ from karat.checkpoint.safetensors import read_header
 from karat.config import embedded_model_path
 from karat.engine.ranks.rank_model import ParallelModel
 from karat.errors import CheckpointError, NumericsError, UsageError
+from karat.models.families import FAMILIES
 from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.quant import FORMATS
@@ -67,7 +68,7 @@ def assert_same(got: list[np.ndarray], want: list[np.ndarray], what: object) -> 
 
 @pytest.mark.drawn(1, each=("family", "stored"))
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("family", parallel.ARCHITECTURES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_path: Path) -> None:
     extra = {"attention_bias": True, "mlp_bias": True} if family == "llama" and stored in ("F32", "BF16") else {}
     config = parallel.config_of(family, tie_word_embeddings=stored != "F32", **extra)
@@ -150,7 +151,7 @@ def test_random_configurations_work_exactly_or_are_refused_with_the_right_list(t
     for number in range(24):
         num_kv_heads = rng.choice([1, 1, 2, 3, 5])
         config = parallel.config_of(
-            rng.choice(list(parallel.ARCHITECTURES)),
+            rng.choice(list(FAMILIES)),
             hidden_size=rng.choice([24, 40, 64, 96]),
             intermediate_size=rng.choice([5, 17, 77, 96, 130, 288, 512, 768]),
             num_hidden_layers=rng.choice([1, 2]),
@@ -288,7 +289,7 @@ def test_a_rank_that_cannot_load_is_told_and_another_model_loads(teams: Teams, t
 
 
 @pytest.mark.drawn(2)
-@pytest.mark.parametrize("family", parallel.ARCHITECTURES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_agree_with_transformers(family: str, teams: Teams, tmp_path: Path) -> None:
     """Within 1e-4 of the logits' deviation, as one process does (tests/models/test_exactness.py)."""
     torch = pytest.importorskip("torch", reason="transformers needs torch")

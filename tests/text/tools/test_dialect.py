@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from karat.errors import TemplateError
 from karat.text.tools.dialect import Dialect, dialect_of, written
 from karat.text.tools.parser import AnswerParser
+from karat.text.tools.reasoning import TAGS
 from karat.text.tools.registry import FORMATS
 from tests.text.tools.answers import CALLS, TOOLS
 from tests.text.tools.models import PLAIN, PYTHONIC, SMOLLM, byte_tokenizer
@@ -110,6 +111,11 @@ def test_templates_without_tools(data_dir: Path) -> None:
 def test_prompts_that_open_the_reasoning(data_dir: Path, name: str, variables: Any, opens: bool) -> None:
     tokenizer = byte_tokenizer((data_dir / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
     assert dialect_of(tokenizer).opens_reasoning(tokenizer.render_chat([USER], **variables)) == opens
+
+
+@pytest.mark.parametrize("tags", TAGS)
+def test_tags_of_reasoning_are_those_of_the_template(tags: tuple[str, str]) -> None:
+    assert dialect_of(byte_tokenizer(PLAIN + f"{{# {tags[0]} {tags[1]} #}}")).tags == tags
 
 
 def test_marks_that_are_special_tokens() -> None:

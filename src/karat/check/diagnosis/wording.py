@@ -13,6 +13,7 @@ from karat.check.model.graph import Graph
 from karat.check.model.roles import shortened
 from karat.check.replay.finding import Finding
 from karat.check.trace.format import TraceInfo, rows_of
+from karat.models.decoder import end_names
 
 _SHOWN = 8
 
@@ -167,7 +168,7 @@ def place(finding: Finding, graph: Graph, info: TraceInfo) -> str:
         head, token = finding.where[0], finding.where[1]
         return f", head {head}, {token_text(token, info)}"
     token = finding.where[0]
-    if node.name in ("model.selected", "model.norm", "lm_head"):
+    if node.name in end_names(graph.config):
         token = int(rows_of(info, "lm_head")[token])
     if node.kind == "rope" or (node.kind in ("linear", "norm") and len(finding.where) == 3):
         return f", {token_text(token, info)}, head {finding.where[1]}"

@@ -181,6 +181,8 @@ def scales(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
     yield "scale-missing", "scores are multiplied by 1", {s: {"scale": 1.0}}
     yield "scale-twice", "scores are multiplied by 1 / head_dim", {s: {"scale": 1.0 / d}}
     yield "scale-wrong", "multiplied by sqrt(head_dim)", {s: {"scale": d**0.5}}
+    if layer.node(s).params["scale"] != d**-0.5:
+        yield "scale-wrong", "head_dim ** -0.5", {s: {"scale": d**-0.5}}
     yield "scale-wrong", "hidden_size ** -0.5", {s: {"scale": config.hidden_size**-0.5}}
     if config.hidden_size // num_heads != d:
         yield (

@@ -95,7 +95,7 @@ def residuals(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, 
     yield (
         "residual-missing",
         "the MLP's is the layer's input",
-        {"layer": {"inputs": (layer.before, layer.node("mlp.down_proj").name)}},
+        {"layer": {"inputs": (layer.before, layer.node("layer").inputs[1])}},
     )
 
 

@@ -16,6 +16,7 @@ from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
 from karat.kv.groups import groups_of
+from karat.models.decoder import end_names
 from karat.models.registry import Model, build, find_weights
 from karat.ops.contract import contract_of, integers_read
 from karat.ops.executor import Executor
@@ -97,7 +98,7 @@ def record_model(
     rows = tuple(sorted(logit_tokens | ({s - 1 for s in [*starts[1:], total]} if steps.decode else set())))
     arrays = joined(tap, selection, total)
     _add_rope(arrays, model, total)
-    with_rows = {name: rows for name in ("model.selected", "model.norm", "lm_head") if len(rows) < total}
+    with_rows = {name: rows for name in end_names(model.config) if len(rows) < total}
     heads = (
         {}
         if selection.heads is None

@@ -151,12 +151,22 @@ class Recorder:
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._parts: dict[str, list[torch.Tensor]] = defaultdict(list)
+        self._embedded: torch.Tensor | None = None
         self._layer = 0
         self.end = 0  # tokens computed when this step is done
 
     @property
     def last_argmax(self) -> int:
         return int(self._parts["lm_head"][-1][-1].argmax())
+
+    def _keep_embedded(self, _module: Any, _args: Any, out: torch.Tensor) -> None:
+        self._embedded = out
+        self._keep("model.embed_tokens", out)
+
+    def _keep_scaled(self, _module: Any, args: tuple[torch.Tensor, ...]) -> None:
+        """What the first layer reads, if the model made it of the embedding."""
+        if args[0] is not self._embedded:
+            self._keep("model.embed_tokens_scaled", args[0])
 
     def _keep(self, name: str, value: torch.Tensor) -> None:
         if self._selection.keeps(name):
@@ -178,15 +188,19 @@ class Recorder:
                 stack.callback(module.register_forward_pre_hook(lambda _m, args: self._keep(name, args[0])).remove)
 
             try:
-                output(base.embed_tokens, "model.embed_tokens")
+                embedded = base.embed_tokens.register_forward_hook(self._keep_embedded)
+                stack.callback(embedded.remove)
                 output(base.norm, "model.norm")
-                output(model.lm_head, "lm_head")
+                first = base.layers[0].input_layernorm.register_forward_pre_hook(self._keep_scaled)
+                stack.callback(first.remove)
                 for number, layer in enumerate(base.layers):
                     self._hook_layer(layer, number, output, argument, stack)
             except AttributeError as fault:
                 raise ExecutorError(
                     f"{type(model).__name__}: {fault}; traces are made of models whose modules are named as Llama's are"
                 ) from None
+            # What the model makes of its head: logits may be scaled.
+            stack.callback(model.register_forward_hook(lambda _m, _args, out: self._keep("lm_head", out.logits)).remove)
             stack.callback(base.rotary_emb.register_forward_hook(self._keep_rotary).remove)
             for name, wrap in (("apply_rotary_pos_emb", self._watch_rotary), ("eager_attention_forward", self._watch)):
                 original = getattr(source, name, None)

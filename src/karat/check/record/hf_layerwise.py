@@ -107,10 +107,12 @@ def run_layerwise(
             before(layer, f"model.layers.{index}")
         stack.enter_context(recorder.on(model))
         # These hooks run after the recorder's: a module's weights are dropped once its results are recorded.
-        for module in (base.embed_tokens, *base.layers):
+        for module in base.layers:
             after(module, hand_over)
-        for module in (base.norm, model.lm_head):
+        for module in (base.embed_tokens, base.norm, model.lm_head):
             after(module, lambda: None)
+        first = base.layers[0].input_layernorm.register_forward_pre_hook(lambda _m, _args: hand_over())
+        stack.callback(first.remove)  # the embedding's part ends with what the first layer reads
         model(torch.tensor([list(ids)]), use_cache=False)
     end = recorder.take(total)
     rows = list(logit_rows)

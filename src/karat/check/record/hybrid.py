@@ -104,7 +104,7 @@ class Hybrid:
                         yield from self._replacements(other)
             case "theirs" if (index := _layer_index(number, len(layers))) is not None:
                 yield base.norm, self._plain(self._decoder.norm)
-                yield self._theirs.lm_head, self._plain(self._decoder.lm_head)
+                yield self._theirs.lm_head, self._plain(self._decoder.lm_head.product)
                 for place, (theirs, ours, cache) in enumerate(layers):
                     if place != index:
                         yield theirs, self._whole(ours, cache)
@@ -123,7 +123,7 @@ class Hybrid:
                     for norm in (norm for branch in ours.branches for norm in (branch.before, branch.after) if norm):
                         yield _counterpart(theirs, ours, norm.name), self._plain(norm)
             case "head":
-                yield self._theirs.lm_head, self._plain(self._decoder.lm_head)
+                yield self._theirs.lm_head, self._plain(self._decoder.lm_head.product)
             case "layer" if (index := _layer_index(part or "", len(layers))) is not None:
                 theirs, ours, cache = layers[index]
                 yield theirs, self._whole(ours, cache)

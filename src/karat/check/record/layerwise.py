@@ -21,7 +21,7 @@ from karat.layers.place import Place
 from karat.layers.shards import CutUnits
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
-from karat.models.decoder import embedding, end, layer, outline
+from karat.models.decoder import embedding, end, end_names, layer, outline
 from karat.ops.api import Cache, Ops, Tensor
 from karat.ops.contract import contract_of, integers_read
 from karat.ops.executor import Executor
@@ -89,7 +89,7 @@ class LayerwiseRun:
             executor=f"karat {ops.executor}",
             activations=integers_read(types, ops.activations),
             numeric_contract=contract_of(types, ops.activations),
-            rows=dict.fromkeys(("model.selected", "model.norm", "lm_head"), rows) if len(rows) < total else {},
+            rows=dict.fromkeys(end_names(config), rows) if len(rows) < total else {},
         )
 
     def parts(self) -> Iterator[dict[str, Array]]:

@@ -121,7 +121,8 @@ class _Observer:
         if op in _NEVER_A_RESULT:
             return
         if label in _NAMES:
-            self._keep(_NAMES[label], self._values(address, 2))
+            is_scaled = label == "inp_embd" and op == "SCALE"  # llama.cpp does not name what it scales
+            self._keep("model.embed_tokens_scaled" if is_scaled else _NAMES[label], self._values(address, 2))
         elif base == "kq" and self._selection.keeps(f"model.layers.{number}.self_attn.scores"):
             self._products = self._values(address, 3)  # the softmax may overwrite them
         elif number.isdigit() and base in _LAYER_NAMES:

@@ -27,6 +27,7 @@ from karat.check.replay.segments import Segments
 from karat.check.trace.format import Trace
 from karat.config import FloatName
 from karat.errors import TraceError
+from karat.models.decoder import end_names
 
 _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
@@ -78,7 +79,7 @@ class Replay:
 
     def domain(self, node: Node) -> NDArray[np.int64]:
         """The tokens that a node has rows for: from the selection of rows on, those with logits."""
-        if node.name in ("model.selected", "model.norm", "lm_head"):
+        if node.name in end_names(self.graph.config):
             return self.context.logit_rows
         return np.arange(self.tokens.num_tokens)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from karat.check.model.graph import Graph, Node
 from karat.check.model.tokens import Tokens
+from karat.models.decoder import end_names
 
 Mask = NDArray[np.bool_]  # [tokens]; of scores and weights [heads, tokens]
 
@@ -59,7 +60,7 @@ class Segments:
         node = self._graph.nodes[name]
         if node.kind in ("scores", "softmax"):
             return np.ones((self._graph.shape(node).num_heads, self._tokens.num_tokens), bool)
-        if node.name in ("model.selected", "model.norm", "lm_head"):
+        if node.name in end_names(self._graph.config):
             return self._with_logits
         return np.ones(self._tokens.num_tokens, bool)
 

@@ -25,7 +25,6 @@ from karat.check.trace.format import Array, Trace, TraceInfo
 
 _MAPS = 4  # attention maps that are kept for the report
 _MAP_TOKENS = 96
-END = ("model.selected", "model.norm", "lm_head")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

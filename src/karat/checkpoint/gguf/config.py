@@ -141,7 +141,7 @@ def read_config(
     Raises ConfigError for contradictory, unknown or unsupported values, CheckpointError for missing ones.
     """
     arch, num_layers = form.architecture, layers.count
-    _check_keys(metadata, arch)
+    _check_keys(metadata, arch, form.numbers)
     hidden = metadata.get(int, f"{arch}.embedding_length")
     if not 1 <= num_layers <= len(weights):  # before memory is taken for each layer
         raise ConfigError(
@@ -150,7 +150,8 @@ def read_config(
     num_heads = metadata.get(int, f"{arch}.attention.head_count")
     num_kv_heads = metadata.get(int, f"{arch}.attention.head_count_kv", num_heads)
     head_dim = _head_dim(metadata, arch, hidden, num_heads)
-    _check_scale(metadata, arch, head_dim)
+    if "attention.scale" not in form.numbers:
+        _check_scale(metadata, arch, head_dim)
     theta = _positive(metadata, f"{arch}.rope.freq_base", 10000.0)
     scaling = read_rope_scaling(metadata, arch)
     if rope_factors is not None:
@@ -184,6 +185,9 @@ def read_config(
     }
     if (window := stated_window(metadata, arch)) and not form.has_window:
         raise ConfigError(f"{arch}.attention.sliding_window={window}: Karat knows no model of this kind with a window")
+    for key, name in form.numbers.items():
+        if number := metadata.get(float, f"{arch}.{key}", 0.0):
+            config[name] = number
     config |= form.own_config(metadata, weights)
     if (bos := metadata.optional(int, "tokenizer.ggml.bos_token_id")) is not None:
         config["bos_token_id"] = bos
@@ -227,8 +231,9 @@ def _end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
     return ids
 
 
-def _check_keys(metadata: Metadata, arch: str) -> None:
+def _check_keys(metadata: Metadata, arch: str, own: Collection[str]) -> None:
     keys = [key.removeprefix(f"{arch}.") for key in metadata.values if key.startswith(f"{arch}.")]
+    keys = [key for key in keys if key not in own]
     for key in keys:
         value = metadata.values[f"{arch}.{key}"]
         if key in _NEUTRAL and not any(_same(value, neutral) for neutral in _NEUTRAL[key]):

@@ -44,6 +44,9 @@ class GgufForm(Generic[C]):
     in_layer: a layer's tensors, GGUF's name -> Hugging Face's name.
     paired: Hugging Face names of the tensors whose rows are stored in pairs (see paired_rows).
     has_window: whether the file states one sliding window for all layers.
+    numbers: the numbers that only this architecture has, GGUF's key -> config.json's. A file without one, or with 0,
+        has the default of config.json.
+    has_rope: whether a layer has RoPE, by its index: no file states it.
     constants: keys of config.json with one value in all models of the architecture, which files leave out.
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
     doubt: a warning for a file that another family of the architecture claims but that looks like this family's.
@@ -55,6 +58,8 @@ class GgufForm(Generic[C]):
     in_layer: Mapping[str, str]
     paired: tuple[str, ...] = ()
     has_window: bool = False
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    has_rope: Callable[[int], bool] = lambda _: True
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     claims: Callable[[Metadata], bool] = lambda _: True
     own_config: Callable[[Metadata, Collection[str]], Mapping[str, Any]] = lambda *_: {}

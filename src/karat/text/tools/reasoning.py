@@ -3,7 +3,7 @@
 from karat.text.tools.events import Event, Reasoning, Text
 from karat.text.tools.values import SPACE
 
-TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
 
 class ReasoningSplitter:

@@ -1,0 +1,89 @@
+"""SmolLM3 (Hugging Face, 2025): Llama's layers, of which every fourth has no RoPE."""
+
+from dataclasses import dataclass, replace
+
+from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias
+from karat.config import LayerShape, ModelConfig
+from karat.errors import ConfigError
+from karat.layers.attention import Attention
+from karat.layers.block import Block, Branch
+from karat.layers.mlp import GatedMLP
+from karat.layers.norm import RMSNorm
+from karat.layers.place import Place
+from karat.models.family import Family, read_decoder
+from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads
+from karat.request import shown
+
+_INTERVAL = 4  # the architecture's default; GGUF has no other
+_DEFAULT_THETA = 2_000_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmolLM3Config(ModelConfig):
+    """Adds which layers have RoPE, whether q, k, v and o have biases, and whether the MLP has."""
+
+    has_rope: tuple[bool, ...]
+    attention_bias: bool
+    mlp_bias: bool
+
+    def shape(self, layer: int) -> LayerShape:
+        usual = ModelConfig.shape(self, layer)
+        return usual if self.has_rope[layer] else replace(usual, rope=None)
+
+
+def layer(place: Place, config: SmolLM3Config, index: int) -> Block:
+    """Layer `index` of a model."""
+    size, eps, bias, shape = config.hidden_size, config.rms_norm_eps, config.attention_bias, config.shape(index)
+    attention_norm = RMSNorm(place / "input_layernorm", size, eps)
+    attention = Attention(place / "self_attn", size, shape, qkv_bias=bias, o_bias=bias)
+    mlp_norm = RMSNorm(place / "post_attention_layernorm", size, eps)
+    mlp = GatedMLP(place / "mlp", size, shape.inner_size, bias=config.mlp_bias)
+    return Block(place.name, Branch(attention_norm, attention), Branch(mlp_norm, mlp))
+
+
+def read(reader: ConfigReader) -> SmolLM3Config:
+    """The configuration from a config.json of this family. A window is that of the layers without RoPE."""
+    num_layers = reader.get(int, "num_hidden_layers")
+    has_rope = _read_has_rope(reader, num_layers)
+    window = reader.optional(int, "sliding_window")
+    reader.raw("max_window_layers")  # of Qwen2; nothing reads it
+    if not reader.get(bool, "use_sliding_window", False):
+        window = None
+    types = ["full_attention" if has or window is None else "sliding_attention" for has in has_rope]
+    return read_decoder(
+        reader,
+        SmolLM3Config,
+        layer_windows=read_layer_windows(reader, num_layers, window, types),
+        num_kv_heads=read_num_kv_heads(reader),
+        head_dim=reader.optional(int, "head_dim"),
+        default_theta=_DEFAULT_THETA,
+        has_rope=has_rope,
+        attention_bias=reader.get(bool, "attention_bias", False),
+        mlp_bias=reader.get(bool, "mlp_bias", False),
+    )
+
+
+def _read_has_rope(reader: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    """From `no_rope_layers`, in which 1 means that the layer has RoPE, or else from the interval."""
+    interval, stated = reader.get(int, "no_rope_layer_interval", _INTERVAL), reader.raw("no_rope_layers")
+    if stated is None:
+        if interval < 1:
+            raise ConfigError(f"no_rope_layer_interval={interval}: expected a positive number of layers")
+        return tuple((index + 1) % interval != 0 for index in range(num_layers))
+    if not isinstance(stated, list) or len(stated) != num_layers or any(has not in (0, 1) for has in stated):
+        raise ConfigError(f"no_rope_layers={shown(stated)}: expected 1 (RoPE) or 0 for each of {num_layers} layers")
+    return tuple(map(bool, stated))
+
+
+GGUF: GgufForm[SmolLM3Config] = GgufForm(
+    architecture="smollm3",
+    in_layer=IN_LAYER,
+    paired=("self_attn.q_proj", "self_attn.k_proj"),
+    has_rope=lambda index: (index + 1) % _INTERVAL != 0,
+    own_config=lambda _, names: {
+        "attention_bias": has_bias(names, ".self_attn."),
+        "mlp_bias": has_bias(names, ".mlp."),
+    },
+    not_in_llama_cpp=lambda config: "smollm3 with biases" if config.attention_bias or config.mlp_bias else None,
+)
+FAMILY = Family("smollm3", "SmolLM3ForCausalLM", read, layer, GGUF)
