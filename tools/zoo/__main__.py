@@ -42,13 +42,13 @@ def rows_of(kind: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Cas
     for row in ROWS:
         if not args.only or row.bug in args.only:
             yield (
-                row.bug,
+                row.title,
                 cases_of(
                     args.cases,
                     lambda seed, row=row: run_case(
                         [row], seed, kind=kind, seconds=args.seconds, activations=args.activations
                     ),
-                    f"{args.seed}-{kind}-{row.bug}",
+                    f"{args.seed}-{kind}-{row.title}",
                 ),
             )
     for bug in TOKEN_BUGS if kind == "full" and args.activations is None else ():
@@ -86,7 +86,11 @@ def main() -> int:
     parser.add_argument("--seed", default=secrets.token_hex(4))
     parser.add_argument("--seconds", type=float, default=5.0, help="for each search for two mistakes at one place")
     parser.add_argument(
-        "--only", action="append", default=[], choices=[*(row.bug for row in ROWS), *TOKEN_BUGS], metavar="BUG"
+        "--only",
+        action="append",
+        default=[],
+        choices=[*dict.fromkeys(row.bug for row in ROWS), *TOKEN_BUGS],
+        metavar="BUG",
     )
     parser.add_argument(
         "--activations", choices=WIDTHS, help="models with weights in blocks, which read integers of this width"

@@ -7,7 +7,7 @@ from tools.zoo.faults import ROWS
 from tools.zoo.run import Case, run_case
 
 TRIES = 20  # draws for each wanted case
-_BY_BUG = {row.bug: row for row in ROWS}
+_BY_BUG = {row.bug: row for row in ROWS if not row.part}
 # Two faults of one op that do not undo each other and do not patch the same function.
 ONE_OP = (
     ("rope-theta", "rope-pairing"),
@@ -64,7 +64,7 @@ def a_pair(rng: random.Random, *, within: bool) -> tuple[str, str]:
     """Two bugs of one op; or any two others that do not replace the same part of the model."""
     if within:
         return rng.choice(ONE_OP)
-    plain = [row.bug for row in ROWS if row.bug not in _ALONE and not row.bug.startswith("quant-")]
+    plain = [row.bug for row in ROWS if not row.part and row.bug not in _ALONE and not row.bug.startswith("quant-")]
     while True:
         first, second = two = rng.sample(plain, 2)
         is_of_one_op = (first, second) in ONE_OP or (second, first) in ONE_OP

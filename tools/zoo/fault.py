@@ -15,11 +15,16 @@ Fault = Callable[[Subject, ExitStack], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the catalogue: the fault, and the settings that a model needs for it."""
+    """A row of the catalogue: the fault, the settings that a model needs for it, and the part of a run."""
 
     bug: str
     fault: Fault
     draw: Mapping[str, Any]
+    part: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.bug} {self.part}" if self.part else self.bug
 
 
 def patch_module(subject: Subject, stack: ExitStack, name: str, replacement: Any) -> Any:

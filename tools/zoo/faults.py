@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tools.zoo import faults_parts as parts
 from tools.zoo.attention import patch_attention
 from tools.zoo.fault import Fault, Row, layers
 from tools.zoo.faults_bytes import byte_order, dtype_misread, dtype_trunc, narrow, overflow
@@ -82,6 +83,17 @@ _WINDOW = {"family": "mistral", "changes": {"sliding_window": 7}, "steps": "whol
 _BIASED = {"family": "llama", "changes": {"attention_bias": True, "mlp_bias": True}}
 _SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48}
 _GROUPED = {"changes": {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 72}}
+_SHARED: dict[str, Any] = {
+    "changes": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "vocab_size": 128,
+    }
+}
+_MIXED = {"steps": "mixed", **_NO_WINDOW}
 
 ROWS: tuple[Row, ...] = (
     Row("mask-nan", _attention(mask="nan"), {}),
@@ -103,7 +115,7 @@ ROWS: tuple[Row, ...] = (
     Row("softmax-axis", _one_of(_attention(axis=-2), _attention(axis=1)), {}),
     Row("gqa-tile", _attention(tile=True), _GROUPED),
     Row("kv-stale", kv_stale, {"steps": "decode", **_NO_WINDOW}),
-    Row("heads-order", _attention(order=True), {}),
+    Row("heads-order", _attention(order=1), {}),
     Row("rope-pairing", rope_pairing, {}),
     Row("rope-theta", rope_theta, {}),
     Row("rope-position", rope_position, {}),
@@ -158,4 +170,16 @@ ROWS: tuple[Row, ...] = (
     Row("quant-scale", quant(SCALES), {"stored": tuple(SCALES)}),
     Row("softcap", softcap, {}),
     Row("logit-scale", logit_scale, {}),
+    Row("bias-missing", parts.bias_missing, _SHARED, "on a rank"),
+    Row("gate-up-swapped", parts.gate_up_swapped, _SHARED, "on a rank"),
+    Row("transposed", parts.transposed, _SHARED, "on ranks"),
+    Row("layer-prefix", parts.layer_prefix, _SHARED, "on a rank"),
+    Row("shard-order", parts.shard_order, _SHARED),
+    Row("qkv-split", parts.qkv_split, _SHARED, "over ranks"),
+    Row("gate-up-split", parts.gate_up_split, _SHARED),
+    Row("heads-order", parts.heads_order, _SHARED, "in each rank"),
+    Row("gqa-tile", parts.gqa, {"changes": {**_SHARED["changes"], "num_key_value_heads": 2}}, "by rank"),
+    Row("mask-nan", parts.mask_in_later_chunks(mask="nan"), _MIXED, "in later chunks"),
+    Row("mask-misaligned", parts.mask_in_later_chunks(mask="top-left"), _MIXED, "in later chunks"),
+    Row("rope-position", parts.rope_position, _MIXED, "in some steps"),
 )

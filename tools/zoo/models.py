@@ -87,7 +87,10 @@ def draw(
     gain: float = 1.0,
     lengths: tuple[int, int] | None = None,
 ) -> Subject:
-    """A model and a prompt. steps: "whole", "chunks", "decode" or None for any of them; stored: one type, or one of."""
+    """A model and a prompt. steps: "whole", "chunks", "decode", "mixed" (both), or None: one of the first three.
+
+    stored: one type, or one of several.
+    """
     rng = random.Random(seed)
     if isinstance(stored, tuple):
         stored = rng.choice(stored)
@@ -117,6 +120,9 @@ def draw(
             cuts: tuple[int, ...] = (0,)
         case "chunks":
             cuts = tuple(range(0, length, rng.choice([5, 9, 16])))
+        case "mixed":  # a prompt in chunks, then token by token
+            first = length - rng.randrange(3, 9)
+            cuts = (*range(0, first, rng.choice([5, 9, 16])), *range(first, length))
         case _:
             first = length - rng.randrange(3, 9)
             cuts = (0, *range(first, length))

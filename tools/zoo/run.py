@@ -160,5 +160,5 @@ if __name__ == "__main__":
     from tools.zoo.faults import ROWS
 
     wanted = sys.argv[1]
-    (row,) = [row for row in ROWS if row.bug == wanted]
+    (row,) = [row for row in ROWS if row.title == wanted]
     print(run_case([row], sys.argv[2], kind=sys.argv[3] if len(sys.argv) > 3 else "full"))

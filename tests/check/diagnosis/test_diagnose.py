@@ -30,12 +30,12 @@ from tools.zoo.models import draw  # noqa: E402
 from tools.zoo.run import run_case  # noqa: E402
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.bug)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
 def test_each_bug_is_named(row: Row) -> None:
     """One case in which the bug moves a recorded result by ten times its floor: others show nothing to anybody."""
-    cases = (run_case([row], f"{SEED}-{row.bug}-{index}") for index in range(40))
+    cases = (run_case([row], f"{SEED}-{row.title}-{index}") for index in range(40))
     case = next((case for case in cases if case is not None and case.counts), None)
-    assert case is not None, f"KARAT_SEED={SEED}: none of 40 draws of {row.bug} can be observed"
+    assert case is not None, f"KARAT_SEED={SEED}: none of 40 draws of {row.title} can be observed"
     assert case.outcome in ("right", "class"), f"KARAT_SEED={SEED}: {case}"
 
 

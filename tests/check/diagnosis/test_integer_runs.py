@@ -75,7 +75,7 @@ def test_the_zoo_rounds_as_the_definition(width: str) -> None:
 
 @pytest.mark.drawn(8, each="width")
 @pytest.mark.parametrize("width", ["int8", "int16"])
-@pytest.mark.parametrize("bug", [row.bug for row in ROWS])
+@pytest.mark.parametrize("bug", [row.bug for row in ROWS if not row.part])
 def test_each_bug_is_named(bug: str, width: str) -> None:
     """tests/check/diagnosis/test_diagnose.py has each of them, on float32, in each run."""
     row = next(row for row in ROWS if row.bug == bug)

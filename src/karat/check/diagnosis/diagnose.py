@@ -6,16 +6,18 @@ the next. Before any mistake, what a trace leaves out is tried: roundings that a
 (karat.check.diagnosis.assumed).
 """
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from karat.check.diagnosis.assumed import Assumed, assumptions, explains, info_with, is_throughout
 from karat.check.diagnosis.budget import Budget
 from karat.check.diagnosis.disagreement import Ranks
-from karat.check.diagnosis.explain import Explainer
+from karat.check.diagnosis.explain import EVERYTHING, Explainer
 from karat.check.diagnosis.fitted_head import tokens_wanted
 from karat.check.diagnosis.known_mistakes import KnownMistakes
 from karat.check.diagnosis.narrow import narrow
+from karat.check.diagnosis.parted import degrees
 from karat.check.diagnosis.stated import other_cache
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.diagnosis.wording import located
@@ -57,7 +59,7 @@ class Diagnoser:
         self.replay = Replay(graph, weights, trace, seed=seed)
         self._weights, self._seed, self._seconds, self._ranks = weights, seed, seconds, ranks
         self._budget, self._progress, self._say = Budget(budget), progress, say
-        self._enumeration = Enumeration(graph, weights, self.replay.tokens)
+        self._enumeration = Enumeration(graph, weights, self.replay.tokens, degrees(self.replay))
         self._explainer = self._explainer_of(self.replay)
         self._known = KnownMistakes()
 
@@ -155,21 +157,21 @@ class Diagnoser:
             for finding in findings
             if finding.is_wrong
         ]
+        # What is left unexplained decides what follows from it.
+        one_by_one = any(name in self.replay.recorded for item in wrong for name in item.finding.segment[:-1])
+        open_ones = []
         for item in wrong:
             item.empty = emptiness(self.replay, item.finding.name)
             if self._follows(item):
                 self._known.add(item.finding.name, item.explanations, follows=True)
-                continue
-            if item.empty is None:
-                self._explain(item)
-            elif len(item.finding.segment) == 1:
-                # A single known mistake of this op, such as a head of zeros, explains even an empty result.
-                singles = self._explainer.singles(item.finding.segment, item.finding.name)
-                found = (self._explainer.attempt(item.finding, (single,)) for single in singles if not single.fitted)
-                item.explanations = [explanation for explanation in found if explanation]
-            if not item.explanations and self._explainer.is_head_alone(item.finding):
-                item.hint = tokens_wanted(self.replay)
-            self._known.add(item.finding.name, item.explanations)
+            elif item.empty is not None:
+                self._explain_empty(item)
+                self._known.add(item.finding.name, item.explanations)
+            elif one_by_one:
+                self._explain([item])
+            else:
+                open_ones.append(item)
+        self._explain(open_ones)
         for item in wrong:
             if not (item.explanations or item.follows):
                 item.pattern = pattern_of(self.replay, item.finding.name)
@@ -179,15 +181,52 @@ class Diagnoser:
                 item.hint = cache
         return wrong
 
-    def _explain(self, item: Wrong) -> None:
-        """Search for what explains a result. Over several ops a try is slow, so others' mistakes come first."""
-        if len(item.finding.segment) > 1:
-            self._progress(f"{item.finding.name}: what explains others is tried")
-            item.explanations = self._explainer.with_known(item.finding, self._known.known.values())
-        if not item.explanations and len(item.finding.segment) == 1 and not self._explainer.alone(item.finding):
-            item.explanations = narrow(self.replay, item.finding)
-        if not item.explanations:
-            item.explanations, item.not_tried = self._explainer.explain(item.finding)
+    def _explain_empty(self, item: Wrong) -> None:
+        """A single known mistake of this op, such as a head of zeros, explains even an empty result."""
+        if len(item.finding.segment) == 1:
+            singles = self._explainer.singles(item.finding.segment, item.finding.name)
+            found = (self._explainer.attempt(item.finding, (single,)) for single in singles if not single.fitted)
+            item.explanations = [explanation for explanation in found if explanation]
+        if not item.explanations and self._explainer.is_head_alone(item.finding):
+            item.hint = tokens_wanted(self.replay)
+
+    def _explain(self, items: Sequence[Wrong]) -> None:
+        """Search for what explains these results: what is cheap to try at many of them, before what is dear at one.
+
+        Most bugs are in all layers, so the first places are searched more deeply than the later ones.
+        """
+        explainer = self._explainer
+        not_tried: dict[str, dict[str, None]] = {item.finding.name: {} for item in items}
+        tried: dict[str, int] = {}  # how many mistakes were known when they were last tried at a place
+        rounds = sorted(
+            (cost + math.log2(1 + place), place, effort)
+            for place, item in enumerate(items)
+            for effort, cost in enumerate(explainer.costs(item.finding))
+        )
+        for _, place, effort in rounds:
+            item, name = items[place], items[place].finding.name
+            if item.explanations:
+                continue
+            # Over several ops a try is slow, so others' mistakes come first.
+            known = self._known.known
+            if (len(item.finding.segment) > 1 or effort) and len(known) > tried.get(name, 0):
+                self._progress(f"{name}: what explains others is tried")
+                item.explanations = explainer.with_known(item.finding, known.values())
+                tried[name] = len(known)
+            if not item.explanations and effort == 1 and len(item.finding.segment) == 1:
+                item.explanations = narrow(self.replay, item.finding)
+            if not item.explanations:
+                item.explanations, left = explainer.explain(item.finding, effort)
+                not_tried[name] |= dict.fromkeys([left] if left else [])
+            if item.explanations:
+                self._known.add(name, item.explanations)
+        for item in items:
+            if not item.explanations:
+                left_over = list(not_tried[item.finding.name])
+                item.not_tried = EVERYTHING if EVERYTHING in left_over else "; ".join(left_over)
+                self._known.add(item.finding.name, [])
+                if explainer.is_head_alone(item.finding):
+                    item.hint = tokens_wanted(self.replay)
 
     def _follows(self, item: Wrong) -> bool:
         """Whether a result is wrong because ranks had different inputs, or because it is computed through wrong results
@@ -208,7 +247,7 @@ class Diagnoser:
         known = [*self._known.singly(finding.segment)]
         # The same mistake may be made here as well.
         singles = self._explainer.singles(finding.segment, finding.name)
-        known += [(single,) for single in singles if ((single.bug, single.detail),) in self._known.known]
+        known += [(single,) for single in singles if (single.key,) in self._known.known]
         tried = (attempt(finding, variants) for variants in known)
         item.explanations = sorted((e for e in tried if e), key=lambda e: e.ratio)
         if not item.explanations and (everything := self._known.together()):

@@ -4,6 +4,7 @@ A name is given only when its mistake reproduces the recorded numbers to roundin
 well are one class, and the class is what is reported.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,12 +16,15 @@ import numpy as np
 from karat.check.diagnosis.budget import Budget
 from karat.check.diagnosis.fitted_head import fitted_head
 from karat.check.diagnosis.known_mistakes import merged
+from karat.check.diagnosis.parted import Parted, degrees
+from karat.check.diagnosis.proposals import Proposals
 from karat.check.diagnosis.searched import same_by_factor, searched
 from karat.check.diagnosis.verdict import Explanation
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.fitted import fits
 from karat.check.mistakes.nodes import changed
+from karat.check.mistakes.parts import within
 from karat.check.model.graph import Edits
 from karat.check.replay.distances import distance
 from karat.check.replay.finding import LIMIT, Array, Finding
@@ -31,16 +35,18 @@ REPRODUCED = 5.0
 # It also has to divide the error by this. A fit has a free number, so it has to do more.
 GAIN, FIT_GAIN = 3.0, 10.0
 EVERYTHING = "any mistake"
+DEARER = "mistakes in parts, of other numbers, and in pairs"
 _SHOWN = 6
 _OVERFLOW = "overflow-fp16"  # leaves infinity or NaN; without any, float16 is a narrower type (narrow-arithmetic)
+_OF_PARTS = (1, 1.5, 3.5)  # the costs of searches for mistakes in parts
 _LAST = "layer-prefix"  # most variants of a deep model; over several ops, where a try is slow, they are tried last
 
 
 class Explainer:
     """The search for explanations in one trace beside its model.
 
-    `seconds` bounds each search for two mistakes at one place, `budget` all searches together. `progress` is called
-    with what is being tried.
+    `seconds` bounds each search for two mistakes at one place, and each for mistakes in parts where results between are
+    missing; `budget` bounds all searches together. `progress` is called with what is being tried.
     """
 
     def __init__(
@@ -53,21 +59,29 @@ class Explainer:
         progress: Callable[[str], None],
     ) -> None:
         self.replay, self.graph = replay, replay.graph
-        self._enumeration, self._seconds, self._budget, self._progress = enumeration, seconds, budget, progress
-        self._by_layers: dict[tuple[int, ...], list[Variant]] = {}
-        self._ends = list(enumeration.of_ends())
+        self._seconds, self._budget, self._progress = seconds, budget, progress
+        self.proposals = Proposals(replay, enumeration)
         self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs found so far; other results try them first
         self._alone: dict[str, list[Explanation]] = {}  # single mistakes that explain a result, by its name
         self._not_tried: list[str] = []
+        self._until = math.inf  # of the search that is going on
+        self._spent: dict[str, float] = {}  # seconds, by result, on mistakes in parts
 
-    def explain(self, finding: Finding) -> tuple[list[Explanation], str]:
-        """All explanations of one wrong result, the best first; and the mistakes not tried because the time was up."""
+    def explain(self, finding: Finding, effort: int) -> tuple[list[Explanation], str]:
+        """The explanations of one wrong result by mistakes of one effort, the best first; and what was not tried.
+
+        effort: an index of `costs(finding)`. The time may be up before all is tried.
+        """
         self._not_tried = []
-        if self._budget.is_spent and finding.name not in self._alone and len(finding.segment) > 1:
-            return [], EVERYTHING
-        found = self.alone(finding) or self._pairs(finding)
-        if not found and self.is_head_alone(finding):
-            found = [e for e in [other_head(self.replay, finding)] if e]
+        if self._budget.is_spent and len(finding.segment) > 1 and (effort or finding.name not in self._alone):
+            return [], DEARER if effort else EVERYTHING
+        cost, search = self._efforts(finding)[effort]
+        in_parts = cost in _OF_PARTS and len(finding.segment) > 1
+        start, spent = time.monotonic(), self._spent.get(finding.name, 0.0)
+        self._until = start + self._seconds - spent if in_parts else math.inf
+        found = list(search(finding))
+        if in_parts:
+            self._spent[finding.name] = spent + time.monotonic() - start
         stated = {_parameters(e) for e in found if not any(v.fitted for v in e.variants)}
         # A fit of the same parameters as an enumerated mistake is that mistake.
         found = [e for e in found if not any(v.fitted for v in e.variants) or _parameters(e) not in stated]
@@ -76,20 +90,51 @@ class Explainer:
         self._known |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
         return explanations, _shortened(dict.fromkeys(self._not_tried))
 
+    def costs(self, finding: Finding) -> list[float]:
+        """The cost of each effort for a result: at a place, what is cheaper comes first."""
+        return [cost for cost, _ in self._efforts(finding)]
+
+    def _efforts(self, finding: Finding) -> list[tuple[float, Callable[[Finding], Iterable[Explanation]]]]:
+        if len(finding.segment) == 1:
+            return [(0, self.alone), (1, self._in_parts), (3, self._pairs), (3, self._other_heads)]
+        return [
+            (0, self.alone),
+            (1, self._in_rows),
+            (1.5, self._on_two_ranks),
+            (2, self._by_numbers),
+            (3, self._of_other_layers),
+            (3.5, self._on_more_ranks),
+            (5, self._pairs),
+            (5, self._other_heads),
+        ]
+
+    def _other_heads(self, finding: Finding) -> Iterator[Explanation]:
+        if self.is_head_alone(finding) and (found := other_head(self.replay, finding)):
+            yield found
+
     def with_known(self, finding: Finding, known: Iterable[tuple[Variant, ...]]) -> list[Explanation]:
         """The explanations of this result by mistakes of other results, moved to its layers; the best first."""
         names = finding.segment
-        layers = self._layers(names)
-        here = {(v.bug, v.detail): v for v in self.singles(names, finding.name)}
+        layers = self.proposals.layers(names)
+        here = {v.key: v for v in self.proposals.singles(names, finding.name)}
         found = []
         for variants in known:
-            moved = [
-                here.get((v.bug, v.detail)) or (_moved(v, self.replay, layers, names) if v.fitted else None)
-                for v in variants
-            ]
+            moved = [self._here(v, here, layers, names) for v in variants]
             if None not in moved and (e := self.attempt(finding, tuple(v for v in moved if v is not None))):
                 found.append(e)
         return sorted(found, key=lambda e: e.ratio)
+
+    def _here(
+        self, variant: Variant, here: Mapping[Any, Variant], layers: Sequence[int], names: Sequence[str]
+    ) -> Variant | None:
+        """A mistake of another result at this one; None if it cannot be made here."""
+        if (whole := here.get((variant.bug, variant.detail))) is not None:
+            return whole if variant.part is None else within(whole, variant.part, self.graph)
+        return _moved(variant, self.replay, layers, names) if variant.fitted else None
+
+    def singles(self, names: tuple[str, ...], name: str) -> Iterator[Variant]:
+        """The mistakes that change the segment `names` of a result."""
+        return self.proposals.singles(names, name)
 
     def is_head_alone(self, finding: Finding) -> bool:
         """Whether a result is the logits, computed after the layers."""
@@ -103,19 +148,46 @@ class Explainer:
         return self._alone[finding.name]
 
     def _found(self, finding: Finding) -> list[Explanation]:
-        singles = list(self.singles(finding.segment, finding.name))
+        singles = self.proposals.singles(finding.segment, finding.name)
         if len(finding.segment) == 1:
-            return list(self._all_of(finding, singles))
-        first = [variant for variant in singles if variant.bug != _LAST]
-        found = list(self._all_of(finding, first))
+            return list(self._all_of(finding, list(singles)))
+        found = list(self._all_of(finding, [variant for variant in singles if variant.bug != _LAST]))
         named = [variant for e in found for variant in e.variants]
-        others = same_by_factor(self.replay, finding, named) if named else self._searched(finding)
-        found += [e for variant in others if (e := self.attempt(finding, (variant,)))]
-        return found + list(self._all_of(finding, [variant for variant in singles if variant.bug == _LAST]))
+        others = same_by_factor(self.replay, finding, named)
+        return found + [e for variant in others if (e := self.attempt(finding, (variant,)))]
+
+    def _by_numbers(self, finding: Finding) -> Iterator[Explanation]:
+        """Mistakes with a number that is searched for."""
+        for variant in self._searched(finding):
+            if explanation := self.attempt(finding, (variant,)):
+                yield explanation
+
+    def _of_other_layers(self, finding: Finding) -> Iterator[Explanation]:
+        singles = self.proposals.singles(finding.segment, finding.name)
+        return self._all_of(finding, [variant for variant in singles if variant.bug == _LAST])
+
+    def _in_parts(self, finding: Finding) -> Iterator[Explanation]:
+        """Mistakes of one op in a part of its result."""
+        parted = Parted(self.replay, finding)
+        singles = [variant for variant in self.proposals.singles(finding.segment, finding.name) if not variant.fitted]
+        return self._all_of(finding, [*parted.variants([*singles, *parted.fits()]), *parted.caches()])
+
+    def _in_rows(self, finding: Finding) -> Iterator[Explanation]:
+        """Mistakes of several ops in the steps or sequences that are wrong."""
+        return self._all_of(finding, list(self.proposals.in_rows(finding)))
+
+    def _on_two_ranks(self, finding: Finding) -> Iterator[Explanation]:
+        """Mistakes of several ops on one of two ranks, or of as many as the trace states."""
+        return self._all_of(finding, list(self.proposals.on_ranks(finding, degrees(self.replay)[:1])))
+
+    def _on_more_ranks(self, finding: Finding) -> Iterator[Explanation]:
+        return self._all_of(finding, list(self.proposals.on_ranks(finding, degrees(self.replay)[1:])))
 
     def _all_of(self, finding: Finding, variants: Sequence[Variant]) -> Iterator[Explanation]:
         """The explanations among these mistakes, until the time is up."""
         for number, variant in enumerate(variants):
+            if time.monotonic() > self._until:
+                return
             if self._budget.is_spent:
                 left = Counter(v.bug for v in variants[number:])
                 self._not_tried += [f"{bug} ({count})" for bug, count in left.most_common()]
@@ -134,41 +206,6 @@ class Explainer:
         if self._budget.is_spent:
             self._not_tried.append("other numbers (theta, eps, factors)")
 
-    def _layers(self, names: Iterable[str]) -> tuple[int, ...]:
-        return tuple(sorted({layer for n in names if (layer := self.graph.nodes[n].layer) is not None}))
-
-    def singles(self, names: tuple[str, ...], name: str) -> Iterator[Variant]:
-        """The mistakes that change the segment, each once, and mistakes of its last node with fitted numbers."""
-        inside = set(names)
-        layers = self._layers(names)
-        seen: set[Any] = set()
-        pools = [self._enumerated(layers)]
-        if len(layers) > 1:
-            pools += [self._enumerated((layer,)) for layer in layers]
-        pools.append(self._ends)
-        parts: list[Variant] = []  # mistakes that change nodes outside too: tried last, as they claim more than is seen
-        for variant in (variant for pool in pools for variant in pool):
-            edits = {n: params for n, params in variant.edits.items() if n in inside}
-            if edits and len(edits) < len(variant.edits):
-                parts.append(replace(variant, edits=edits))
-            elif edits and (key := (variant.bug, _frozen(edits))) not in seen:
-                seen.add(key)
-                yield variant
-        for variant in parts:
-            if (key := (variant.bug, _frozen(variant.edits))) not in seen:
-                seen.add(key)
-                yield variant
-        node = self.graph.nodes[name]
-        recorded = self.replay.recorded[name]
-        if recorded.present is None:
-            inputs = [self.replay.value(source) for source in node.inputs]
-            yield from fits(node, inputs, recorded.values, self.replay.context)
-
-    def _enumerated(self, layers: tuple[int, ...]) -> list[Variant]:
-        if layers not in self._by_layers:
-            self._by_layers[layers] = list(self._enumeration.of_layers(layers))
-        return self._by_layers[layers]
-
     def attempt(self, finding: Finding, variants: tuple[Variant, ...]) -> Explanation | None:
         """The explanation by these mistakes; None if they do not give the recorded result."""
         edits = merged(variants)
@@ -182,7 +219,7 @@ class Explainer:
         if not self._is_close(finding, expected, edits):
             return None
         left = self.replay.judge(finding.name, finding.segment, expected, edits)
-        gain = FIT_GAIN if any(variant.fitted for variant in variants) else GAIN
+        gain = FIT_GAIN if any(variant.fitted or variant.part for variant in variants) else GAIN
         if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio or not self._tells(finding, expected, edits):
             return None
         # A mistake with a higher floor of its own may have a small ratio without reducing the error.
@@ -226,8 +263,8 @@ class Explainer:
         """Pairs of mistakes at one place, until the time is up."""
         until = time.monotonic() + self._seconds
         names = finding.segment
-        singles = list(self.singles(names, finding.name))
-        by_key = {(variant.bug, variant.detail): variant for variant in singles}
+        singles = list(self.proposals.singles(names, finding.name))
+        by_key = {variant.key: variant for variant in singles}
         known = (tuple(by_key[part] for part in key) for key in self._known if all(part in by_key for part in key))
         found = [explanation for variants in known if (explanation := self.attempt(finding, variants))]
         if found:
@@ -235,13 +272,11 @@ class Explainer:
         enumerated = [variant for variant in singles if not variant.fitted and not _leaves_zeros(variant)]
         for index, first in enumerate(enumerated):
             for second in enumerated[index + 1 :]:
-                if self._budget.is_spent:
-                    self._not_tried.append("most pairs of mistakes")
+                if self._budget.is_spent or time.monotonic() > until:
+                    self._not_tried += ["most pairs of mistakes"] if self._budget.is_spent else []
                     return found
                 if explanation := self.attempt(finding, (first, second)):
                     found.append(explanation)
-            if time.monotonic() > until:
-                return found
             if len(names) == 1:
                 found += self._with_fit(finding, first)
         if len(names) == 1:
@@ -283,10 +318,6 @@ def _moved(variant: Variant, replay: Replay, layers: Sequence[int], names: Seque
         places = [node] if node.layer is None else [graph.by_role[layer, node.role] for layer in layers]
         edits |= {place.name: params for place in places if place.name in inside}
     return replace(variant, edits=edits) if edits else None
-
-
-def _frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:
-    return tuple(sorted((name, tuple(sorted(params.items(), key=lambda kv: kv[0]))) for name, params in edits.items()))
 
 
 def other_head(replay: Replay, finding: Finding) -> Explanation | None:

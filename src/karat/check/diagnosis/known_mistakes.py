@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.parts import PART
 from karat.check.model.graph import Edits
 
 Key = tuple[tuple[str, str], ...]
@@ -37,8 +38,7 @@ class KnownMistakes:
         for explanation in explanations:
             before = self.known.get(explanation.key, ())
             self.known[explanation.key] = tuple(
-                _joined(variant, [v for v in before if (v.bug, v.detail) == (variant.bug, variant.detail)])
-                for variant in explanation.variants
+                _joined(variant, [v for v in before if v.key == variant.key]) for variant in explanation.variants
             )
         if explanations:
             self._best[explanations[0].key] = None
@@ -58,11 +58,13 @@ class KnownMistakes:
 
 
 def merged(variants: Iterable[Variant]) -> Edits | None:
-    """The edits of all variants; None where two of them give one parameter different values."""
+    """The edits of all variants; None where two give one parameter different values, or a node different parts."""
     edits: dict[str, dict[str, Any]] = {}
     for variant in variants:
         for name, params in variant.edits.items():
             known = edits.setdefault(name, {})
+            if known and known.get(PART) != params.get(PART):
+                return None
             for key, value in params.items():
                 if key in known and known[key] != value:
                     return None

@@ -4,7 +4,7 @@ The search begins with the first tokens. They depend on no token after them, and
 so the search does not end in a false minimum.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from karat.check.diagnosis.budget import Budget
 from karat.check.mistakes.catalogue import Variant
-from karat.check.model.graph import Edits
+from karat.check.model.graph import Edits, Node
 from karat.check.replay.distances import distance
 from karat.check.replay.finding import Finding
 from karat.check.replay.replay import Replay
@@ -37,34 +37,46 @@ def searched(replay: Replay, finding: Finding, budget: Budget) -> Iterator[Varia
         for value in _rounded(theta, rope.theta):
             yield Variant("rope-theta", f"theta {value:g} instead of {rope.theta:g}", bases(value), fitted=True)
     for node in nodes:
-        if budget.is_spent:
-            return
-        if node.kind == "embedding":
+        if node.kind == "embedding" and not budget.is_spent:
 
             def factors(factor: float, name: str = node.name) -> Edits:
                 return _scaled(name, factor).edits
 
             for value in _rounded(_minimum(replay, finding, budget, factors, 1 / 300, 300, 36), 1.0):
                 yield _scaled(node.name, value)
-        if node.kind == "scores":
+    for same in _together([node for node in nodes if node.kind == "scores"]):
+        yield from _scales(replay, finding, budget, same)
+    for same in _together([node for node in nodes if node.kind == "norm"]):
+        yield from _epsilons(replay, finding, budget, same)
 
-            def scales(scale: float, name: str = node.name) -> Edits:
-                return {name: {"scale": scale}}
 
-            right = node.params["scale"]
-            for value in _rounded(_minimum(replay, finding, budget, scales, right / 100, right * 100, 24), right):
-                detail = f"multiplied by {value:.6g} instead of {right:.6g}"
-                yield Variant("scale-wrong", detail, scales(value), fitted=True)
-        if node.kind == "norm":
+def _together(nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
+    """All of them, as code that they share makes the same mistake; then each by itself."""
+    if len(nodes) > 1:
+        yield nodes
+    yield from ([node] for node in nodes)
 
-            def epsilons(eps: float, name: str = node.name) -> Edits:
-                return {name: {"eps": eps}}
 
-            right = node.params["eps"]
-            for value in _rounded(_minimum(replay, finding, budget, epsilons, 1e-9, 1.0, 12), right):
-                yield Variant(
-                    "norm-eps", f"{node.role}: eps {value:g} instead of {right:g}", epsilons(value), fitted=True
-                )
+def _scales(replay: Replay, finding: Finding, budget: Budget, nodes: Sequence[Node]) -> Iterator[Variant]:
+    def scales(scale: float) -> Edits:
+        return {node.name: {"scale": scale} for node in nodes}
+
+    right = nodes[0].params["scale"]
+    if not budget.is_spent and all(node.params["scale"] == right for node in nodes):
+        for value in _rounded(_minimum(replay, finding, budget, scales, right / 100, right * 100, 24), right):
+            detail = f"multiplied by {value:.6g} instead of {right:.6g}"
+            yield Variant("scale-wrong", detail, scales(value), fitted=True)
+
+
+def _epsilons(replay: Replay, finding: Finding, budget: Budget, nodes: Sequence[Node]) -> Iterator[Variant]:
+    def epsilons(eps: float) -> Edits:
+        return {node.name: {"eps": eps} for node in nodes}
+
+    right = nodes[0].params["eps"]
+    if not budget.is_spent and all(node.params["eps"] == right for node in nodes):
+        what = nodes[0].role if len(nodes) == 1 else "all norms"
+        for value in _rounded(_minimum(replay, finding, budget, epsilons, 1e-9, 1.0, 12), right):
+            yield Variant("norm-eps", f"{what}: eps {value:g} instead of {right:g}", epsilons(value), fitted=True)
 
 
 def same_by_factor(replay: Replay, finding: Finding, mistakes: Iterable[Variant]) -> Iterator[Variant]:

@@ -28,7 +28,7 @@ class Explanation:
 
     @property
     def key(self) -> tuple[tuple[str, str], ...]:
-        return tuple(sorted((variant.bug, variant.detail) for variant in self.variants))
+        return tuple(sorted(variant.key for variant in self.variants))
 
 
 @dataclass(slots=True)
@@ -163,4 +163,4 @@ def _merge(wrong: Sequence[Wrong]) -> list[Named]:
 
 
 def _detail(explanation: Explanation) -> str:
-    return "; ".join(f"{v.bug}: {v.detail}" for v in explanation.variants)
+    return "; ".join(f"{v.bug}: {v.text}" for v in explanation.variants)

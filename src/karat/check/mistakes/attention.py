@@ -16,10 +16,11 @@ from karat.check.model.context import Array
 from karat.check.model.evaluate import Op, turned
 from karat.check.model.graph import Node
 from karat.check.model.ops import Joined, Mix, Scores, Softmax, Visible
-from karat.check.model.tokens import CACHE_FAULTS
+from karat.check.model.tokens import CACHE_FAULTS, CacheFault, Misplaced
 from karat.config import RopeConfig
 
 _FLAG = (True,)
+_FAULTS = (*CACHE_FAULTS, Misplaced, tuple)
 
 
 @mistake("scores", of=ops.visible, choices=_FLAG)
@@ -107,38 +108,50 @@ def rope_v(mix: Op[Mix], a: Mix, rope: RopeConfig) -> Array:
     return mix(replace(a, v=turned(a.v, rope, a.context)))
 
 
-@mistake("scores", of=ops.scores, name="gqa", choices=("tile",))
-def _tiled_k(scores: Op[Scores], a: Scores, _: str) -> Array:
-    return scores(replace(a, kv_head=_tiled(a.q.shape[1], a.k.shape[1])))
+@mistake("scores", of=ops.scores, name="gqa", choices=("tile", tuple))
+def _tiled_k(scores: Op[Scores], a: Scores, how: str | tuple[int, ...]) -> Array:
+    return scores(replace(a, kv_head=_read_by(how, a.q.shape[1], a.k.shape[1])))
 
 
-@mistake("mix", of=ops.mix, name="gqa", choices=("tile",))
-def _tiled_v(mix: Op[Mix], a: Mix, _: str) -> Array:
-    return mix(replace(a, kv_head=_tiled(len(a.weights), a.v.shape[1])))
+@mistake("mix", of=ops.mix, name="gqa", choices=("tile", tuple))
+def _tiled_v(mix: Op[Mix], a: Mix, how: str | tuple[int, ...]) -> Array:
+    return mix(replace(a, kv_head=_read_by(how, len(a.weights), a.v.shape[1])))
 
 
 def kv_head_of(node: Node, num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
     """[heads]: the KV head that each query head of this node reads."""
-    return (_tiled if "gqa" in node.mistakes else ops.kv_head_of)(num_heads, num_kv_heads)
+    how = node.mistakes.get("gqa")
+    return ops.kv_head_of(num_heads, num_kv_heads) if how is None else _read_by(how, num_heads, num_kv_heads)
+
+
+def _read_by(how: str | tuple[int, ...], num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
+    """[heads]: tiled KV heads, or the KV head of each query head."""
+    return _tiled(num_heads, num_kv_heads) if how == "tile" else np.array(how, np.int64)
 
 
 def _tiled(num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
     return np.arange(num_heads) % num_kv_heads
 
 
-@mistake("scores", of=ops.scores, name="cache", choices=CACHE_FAULTS)
-def _other_k(scores: Op[Scores], a: Scores, fault: str) -> Array:
+@mistake("scores", of=ops.scores, name="cache", choices=_FAULTS)
+def _other_k(scores: Op[Scores], a: Scores, fault: CacheFault) -> Array:
     return scores(replace(a, sources=a.context.tokens.sources(fault)))
 
 
-@mistake("mix", of=ops.mix, name="cache", choices=CACHE_FAULTS)
-def _other_v(mix: Op[Mix], a: Mix, fault: str) -> Array:
+@mistake("mix", of=ops.mix, name="cache", choices=_FAULTS)
+def _other_v(mix: Op[Mix], a: Mix, fault: CacheFault) -> Array:
     return mix(replace(a, sources=a.context.tokens.sources(fault)))
 
 
 @mistake("mix", of=ops.joined, choices=("dim-major", "untransposed"))
-def head_order(joined: Op[Joined], a: Joined, order: str) -> Array:
-    """[tokens, head_dim, heads], or [heads, tokens, head_dim] of a step flattened as it is ("untransposed")."""
+def head_order(joined: Op[Joined], a: Joined, order: str, *, ranks: int = 1) -> Array:
+    """[tokens, head_dim, heads], or [heads, tokens, head_dim] of a step flattened as it is ("untransposed").
+
+    ranks: so many ranks join their own heads in this way.
+    """
+    if ranks > 1:
+        own = np.split(a.heads, ranks)
+        return np.concatenate([head_order(joined, replace(a, heads=heads), order) for heads in own], axis=1)
     num_heads, num_tokens, head_dim = a.heads.shape
     if order == "dim-major":
         return a.heads.transpose(1, 2, 0).reshape(num_tokens, -1)
@@ -209,10 +222,34 @@ def heads(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
         yield "gqa-tile", "K and V", {s: tile, a: tile}
         yield "gqa-tile", "K", {s: tile}
         yield "gqa-tile", "V", {a: tile}
-    yield "heads-order", "[tokens, head_dim, heads]", {a: {"head_order": "dim-major"}}
-    yield "heads-order", "[heads, tokens, head_dim] flattened as it is", {a: {"head_order": "untransposed"}}
+        for what, kv_heads in _kv_heads_by_rank(scope, layer):
+            params: Params = {"gqa": kv_heads}
+            yield "gqa-tile", what, {s: params, a: params}
+    for n in (1, *(n for n in scope.degrees if layer.shape.num_heads % n == 0 and n < layer.shape.num_heads)):
+        within, params = (f", by each of {n} ranks", {"ranks": n}) if n > 1 else ("", {})
+        yield "heads-order", f"[tokens, head_dim, heads]{within}", {a: {"head_order": "dim-major", **params}}
+        flat = f"[heads, tokens, head_dim] flattened as it is{within}"
+        yield "heads-order", flat, {a: {"head_order": "untransposed", **params}}
     if layer.shape.rope is not None:
         yield "rope-on-v", "v is turned too", {a: {"rope_v": layer.shape.rope}}
+
+
+def _kv_heads_by_rank(scope: Scope, layer: Layer) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The KV heads that query heads read where ranks tile their own, or where rank r has KV head r, counted round."""
+    num_heads, num_kv = layer.shape.num_heads, layer.shape.num_kv_heads
+    heads = np.arange(num_heads)
+    seen = [ops.kv_head_of(num_heads, num_kv).tolist(), _tiled(num_heads, num_kv).tolist()]
+    for n in (n for n in scope.degrees if num_heads % n == 0):
+        each = num_heads // n
+        if n >= num_kv:
+            what, found = f"rank r of {n} reads KV head r modulo {num_kv}", heads // each % num_kv
+        elif num_kv % n == 0:
+            what, found = f"tiled by each of {n} ranks", heads // each * (num_kv // n) + heads % each % (num_kv // n)
+        else:
+            continue
+        if found.tolist() not in seen:
+            seen.append(found.tolist())
+            yield what, tuple(found.tolist())
 
 
 def caches(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from karat.check.mistakes.part import Part
 from karat.check.model.graph import Edits
 
 
@@ -16,12 +17,27 @@ class Bug:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to compute wrongly: nodes with other parameters. `fitted`: a number of it comes from the trace."""
+    """One way to compute wrongly: nodes with other parameters.
+
+    fitted: a number of it comes from the trace; part: where it is made, None: everywhere (karat.check.mistakes.parts).
+    """
 
     bug: str
     detail: str
     edits: Edits
     fitted: bool = False
+    part: Part | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What is the same mistake at another place."""
+        return (self.bug, self.detail if self.part is None else f"{self.detail}, {self.part.text}")
+
+    @property
+    def text(self) -> str:
+        """How it is made, in words."""
+        extent = "" if self.part is None or not self.part.extent else f" ({self.part.extent})"
+        return f"{self.key[1]}{extent}"
 
 
 BUGS: Mapping[str, Bug] = {
@@ -48,7 +64,7 @@ BUGS: Mapping[str, Bug] = {
     ),
     "softmax-axis": Bug("softmax runs over the wrong axis", "normalise over keys, the last axis of the scores"),
     "gqa-tile": Bug(
-        "KV heads are tiled where they should be interleaved",
+        "query heads read other KV heads than their own (tiled, where they should be interleaved)",
         "query head h reads KV head h // (heads / kv_heads): repeat_interleave, not repeat",
     ),
     "kv-stale": Bug(
@@ -91,11 +107,19 @@ BUGS: Mapping[str, Bug] = {
         "the weight is sharded along the wrong axis",
         "cut column-parallel weights along out_features, row-parallel ones along in_features",
     ),
+    "shard-order": Bug(
+        "a rank has the part of another rank",
+        "rank r takes part r of every weight, and gathers parts in the order of ranks",
+    ),
     "reduce-missing": Bug(
         "partial sums are not reduced, or reduced twice", "reduce a row-parallel layer's output exactly once"
     ),
     "qkv-split": Bug(
         "fused q, k, v are cut at the wrong places", "cut in the order and the sizes in which they were stacked"
+    ),
+    "gate-up-split": Bug(
+        "fused gate and up are cut at the wrong places",
+        "cut gate and up for the ranks, each by itself, then stack them",
     ),
     "gate-up-swapped": Bug("gate and up are exchanged", "silu belongs to gate_proj: silu(gate) * up"),
     "gate": Bug(

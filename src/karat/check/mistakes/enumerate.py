@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from karat.check.mistakes import attention, block, embedding, linear, loading, norm, result, rope
 from karat.check.mistakes.catalogue import Variant
-from karat.check.mistakes.scope import CAPS, LINEARS, Layer, Params, Scope
+from karat.check.mistakes.scope import CAPS, DEGREES, LINEARS, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import Graph
 from karat.check.model.tokens import Tokens
@@ -33,10 +33,12 @@ _OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "s
 
 
 class Enumeration:
-    """The mistakes of one model over the tokens of one trace."""
+    """The mistakes of one model over the tokens of one trace, of an engine of one of `degrees` of ranks."""
 
-    def __init__(self, graph: Graph, weights: CheckpointWeights, tokens: Tokens) -> None:
-        self.scope = Scope(graph, weights, tokens)
+    def __init__(
+        self, graph: Graph, weights: CheckpointWeights, tokens: Tokens, degrees: Sequence[int] = DEGREES
+    ) -> None:
+        self.scope = Scope(graph, weights, tokens, tuple(degrees))
         self.graph = graph
         self.config = graph.config
 
@@ -64,6 +66,17 @@ class Enumeration:
         # Where the activation is float16 too, its last bit decides which products overflow.
         act: Params = {"fp16_activation": True, "fp16_output": True}
         yield Variant("overflow-fp16", "mlp.act: activation and product are float16", layer.edit({"mlp.act": act}))
+
+    def of_all_norms(self) -> Iterator[Variant]:
+        """The mistakes of one norm's class, made by all norms before attention, MLP and head."""
+        ends = self.graph.nodes["model.norm"]
+        roles = ("input_layernorm", "post_attention_layernorm")
+        nodes = [ends, *(node for node in self.graph.nodes.values() if node.role in roles)]
+        of_nodes = [{(bug, detail): p for bug, detail, p in norm.of_node(self.scope, node)} for node in nodes]
+        for bug, detail in of_nodes[0]:
+            if bug != "layer-prefix" and all((bug, detail) in found for found in of_nodes):
+                edits = {node.name: found[bug, detail] for node, found in zip(nodes, of_nodes, strict=True)}
+                yield Variant(bug, f"all norms: {detail}", edits)
 
     def of_ends(self) -> Iterator[Variant]:
         """The mistakes of embedding, final norm and head, and of multipliers beside them."""

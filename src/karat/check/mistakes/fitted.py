@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.embedding import NO_ROW
+from karat.check.mistakes.fitted_ranks import kv_heads, order
 from karat.check.mistakes.nodes import changed, evaluate, replaced
 from karat.check.mistakes.rope import position_map
 from karat.check.model import ops
@@ -27,15 +28,24 @@ _FEW_IDS = 16  # whose rows of the embedding are compared with all of it
 _MANY_ROWS = 1 << 13
 
 
-def fits(node: Node, inputs: Sequence[Array], got: Array, context: Context) -> Iterator[Variant]:
-    """Mistakes of `node` fitted to its recorded output `got`, beside the mistakes that the node has."""
+def fits(
+    node: Node,
+    inputs: Sequence[Array],
+    got: Array,
+    context: Context,
+    rows: NDArray[np.bool_] | None = None,
+) -> Iterator[Variant]:
+    """Mistakes of `node` fitted to its recorded output `got`, beside the mistakes that the node has.
+
+    rows [tokens]: the tokens that the numbers are fitted to, where the op is one of tokens by themselves; None: all.
+    """
     with np.errstate(all="ignore"):
         found: Iterator[tuple[str, str, dict[str, Any]]]
         match node.kind:
             case "scores":
                 found = _scores(node, inputs, got, context)
             case "rope":
-                found = _rope(node, inputs, got, context)
+                found = _rope(node, inputs, got, context, rows)
             case "norm":
                 right = evaluate(node, inputs, context, F64)
                 found = chain(_of_norm(node, inputs, got, right, context), _norm(node, inputs, got, context))
@@ -45,6 +55,8 @@ def fits(node: Node, inputs: Sequence[Array], got: Array, context: Context) -> I
                 found = _linear(node, inputs, got, context)
             case "scale":
                 found = _scale(node, inputs, got)
+            case "mix":
+                found = kv_heads(node, len(inputs[0]), inputs[1].shape[1], inputs, got, context)
             case _:
                 return
         for bug, detail, params in found:
@@ -66,6 +78,7 @@ def _scores(
     if factor is not None and abs(factor - 1) > 1e-6:
         scale = factor * node.params["scale"]
         yield "scale-wrong", f"multiplied by {scale:.6g} instead of {node.params['scale']:.6g}", {"scale": scale}
+    yield from kv_heads(node, len(got), inputs[1].shape[1], inputs, got, context)
     # The window that the pattern of masked scores shows.
     tokens = context.tokens
     without_window = ops.Visible(tokens.positions, tokens.positions, None, tokens)
@@ -77,13 +90,14 @@ def _scores(
 
 
 def _rope(
-    node: Node, inputs: Sequence[Array], got: Array, context: Context
+    node: Node, inputs: Sequence[Array], got: Array, context: Context, rows: NDArray[np.bool_] | None
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     if node.mistakes.get("skip"):
         return
-    angles = _angles(node, inputs[0], got)  # [tokens, head_dim / 2], modulo 2π
+    chosen = np.ones(len(got), bool) if rows is None else rows
+    angles = _angles(node, inputs[0], got)[chosen]  # [tokens, head_dim / 2], modulo 2π
     turned = node.mistakes.get("times", 1) * node.mistakes.get("direction", 1)  # so often by an angle
-    rope, positions = node.params["rope"], position_map(node.mistakes.get("positions", 0), context.tokens)
+    rope, positions = node.params["rope"], position_map(node.mistakes.get("positions", 0), context.tokens)[chosen]
     half = angles.shape[1]
     frequencies = turned * context.frequencies(rope, 2 * half).astype(np.float64)
     shift = _shift(angles - positions[:, None] * frequencies, frequencies)
@@ -343,7 +357,9 @@ def _linear(
     node: Node, inputs: Sequence[Array], got: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     x = context.read(inputs[0].reshape(len(inputs[0]), -1), node.params["weight"])
-    yield from _element(node, x, got, evaluate(node, inputs, context, F64))
+    right = evaluate(node, inputs, context, F64)
+    yield from _element(node, x, got, right)
+    yield from order(node, x, got.reshape(len(got), -1), right.reshape(len(got), -1), context)
     if node.name != "lm_head":
         return
     if (cap := node.mistakes.get("soft_cap")) is not None:  # which comes last

@@ -97,6 +97,7 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     for how in ("as columns", "as rows"):
         yield "transposed", f"read {how}", {"effective": Effective("transposed", (weight,), (how,))}
     yield from other_layers(scope, node)
+    yield from of_ranks(scope, node)
     for n in DEGREES:
         if in_features % n == 0 and out_features % n == 0:
             kind = "row" if role.endswith(("o_proj", "down_proj")) else "column"
@@ -120,6 +121,42 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
             if bias_name := node.params.get("bias"):
                 both = {"effective_bias": Effective("permuted", (bias_name,), (node.params["head_dim"], direction))}
                 yield "gguf-permute", f"{direction}, the bias too", {**params, **both}
+
+
+def of_ranks(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
+    """What ranks do with their own parts of a weight: the parts of others, or each read as columns."""
+    weight, bias = node.params["weight"], node.params.get("bias")
+    axis = 1 if node.role.endswith(("o_proj", "down_proj")) else 0
+    size = scope.weights.shape(weight)[axis] // (node.params.get("head_dim") or 1)
+    for n in (n for n in scope.degrees if size % n == 0 and size > n):
+        how = ("as columns", axis, n)
+        yield (
+            "transposed",
+            f"read as columns by each of {n} ranks",
+            {"effective": Effective("transposed", (weight,), how)},
+        )
+        for order in _orders(n):
+            yield "shard-order", order_text(order), in_order(weight, None if axis else bias, axis, order)
+
+
+def _orders(n: int) -> list[tuple[int, ...]]:
+    """Whose part each of n ranks has: of two any, else each other's, the next one's or the last one's first."""
+    if n == 2:
+        return [(1, 0), (0, 0), (1, 1)]
+    own = tuple(range(n))
+    swapped = [(*own[:i], i + 1, i, *own[i + 2 :]) for i in range(n - 1)]
+    return [own[::-1], own[1:] + own[:1], own[-1:] + own[:-1], *swapped]
+
+
+def order_text(order: Sequence[int]) -> str:
+    wrong = [f"rank {rank} has that of rank {other}" for rank, other in enumerate(order) if rank != other]
+    return f"of the parts of {len(order)} ranks {', '.join(wrong)}"
+
+
+def in_order(weight: str, bias: str | None, axis: int, order: tuple[int, ...]) -> Params:
+    """Parameters of a weight, and of a bias if there is one, whose parts are in another order."""
+    params: Params = {"effective": Effective("slices", (weight,), (axis, order))}
+    return params | ({"effective_bias": Effective("slices", (bias,), (0, order))} if bias else {})
 
 
 def misread(scope: Scope, node: Node, how: str) -> Params:

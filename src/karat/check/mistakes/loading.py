@@ -1,6 +1,6 @@
 """Mistakes of a loader in several tensors of a layer, or with one tensor in place of another."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -28,12 +28,19 @@ def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
     nodes = [layer.node(role) for role in _QKV]
     yield from _biases(layer, nodes)
     yield from _fused(nodes)
+    yield from _by_ranks(scope, layer, nodes)
     yield from _permuted(nodes[:2])
     for other in range(scope.config.num_layers):
         if other != layer.index:
             for what, roles in _GROUPS.items():
                 yield Variant("layer-prefix", f"{what} of layer {other}", taken_from(scope, layer, other, roles))
     yield from siblings(scope, layer)
+    for what, roles in _GROUPS.items():
+        edits: dict[str, Params] = {}
+        for role in (role for role in roles if role in layer and role in LINEARS):
+            weight = layer.node(role).params["weight"]
+            edits[layer.node(role).name] = {"effective": Effective("transposed", (weight,), ("as columns",))}
+        yield Variant("transposed", f"{what}: read as columns", edits)
 
 
 def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
@@ -55,18 +62,43 @@ def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
         yield Variant("bias-missing", "o_proj and down_proj", {node.name: {"bias_factor": 0} for node in reduced})
 
 
-def _fused(nodes: Sequence[Node]) -> Iterator[Variant]:
-    """q, k and v stacked in one order and cut in another."""
+def _fused(nodes: Sequence[Node], ranks: int = 1) -> Iterator[Variant]:
+    """q, k and v stacked in one order and cut in another; by each of several ranks on its own."""
+    within, more = (f" by each of {ranks} ranks", (ranks,)) if ranks > 1 else ("", ())
+    for stored, cut in _cuts() if ranks == 1 else ((own, cut) for own, cut in _cuts() if "groups" not in (own, cut)):
+
+        def args(index: int, node: Node, stored: Any = stored, cut: Any = cut) -> tuple[Any, ...]:
+            return (stored, cut, index, node.params["head_dim"], *more)
+
+        edits = _read(nodes, "fused", args)
+        yield Variant("qkv-split", f"stacked as {_named(stored)}, cut as {_named(cut)}{within}", edits)
+
+
+def _by_ranks(scope: Scope, layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
+    """Fused weights that are cut for ranks without regard to their parts, or whose parts each rank cuts wrongly."""
+    gate_up = [layer.node(role) for role in _GATE_UP]
+    for n in scope.degrees:
+        if layer.shape.num_kv_heads % n == 0:
+            yield Variant("qkv-split", f"cut into {n} equal pieces, one for each rank", _naive(nodes, n))
+            yield from _fused(nodes, n)
+        if layer.shape.inner_size % n == 0:
+            yield Variant("gate-up-split", f"cut into {n} equal pieces, one for each rank", _naive(gate_up, n))
+
+
+def _naive(nodes: Sequence[Node], n: int) -> dict[str, Params]:
+    return _read(nodes, "naive", lambda index, node: (n, index))
+
+
+def _read(nodes: Sequence[Node], kind: str, args: Callable[[int, Node], tuple[Any, ...]]) -> dict[str, Params]:
+    """Each of these nodes with a weight, and a bias if they have one, made of those of all."""
     weights = tuple(node.params["weight"] for node in nodes)
     biases = tuple(node.params["bias"] for node in nodes if node.params.get("bias"))
-    for stored, cut in _cuts():
-        edits: dict[str, Params] = {}
-        for index, node in enumerate(nodes):
-            args = (stored, cut, index, node.params["head_dim"])
-            edits[node.name] = {"effective": Effective("fused", weights, args)}
-            if biases:
-                edits[node.name]["effective_bias"] = Effective("fused", biases, args)
-        yield Variant("qkv-split", f"stacked as {_named(stored)}, cut as {_named(cut)}", edits)
+    edits: dict[str, Params] = {}
+    for index, node in enumerate(nodes):
+        edits[node.name] = {"effective": Effective(kind, weights, args(index, node))}
+        if biases:
+            edits[node.name]["effective_bias"] = Effective(kind, biases, args(index, node))
+    return edits
 
 
 def _permuted(nodes: Sequence[Node]) -> Iterator[Variant]:

@@ -72,6 +72,10 @@ def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
             for bug, detail, params in of_node(scope, layer.node(role)):
                 if bug != "norm-missing" or ".self_attn." not in layer.node(role).name:  # qk-norm-missing
                     yield bug, f"{role}: {detail}", {role: params}
+    others = {(bug, detail): params for bug, detail, params in of_node(scope, layer.node(second))}
+    for bug, detail, params in of_node(scope, layer.node(first)):
+        if bug != "layer-prefix" and (bug, detail) in others:
+            yield bug, f"both norms of the layer: {detail}", {first: params, second: others[bug, detail]}
     names = {role: layer.node(role).params["weight"] for role in (first, second)}
     exchanged: dict[str, Params] = {first: {"weight": names[second]}, second: {"weight": names[first]}}
     yield "norm-swapped", "the two norms of the layer are exchanged", exchanged
@@ -95,7 +99,7 @@ def of_node(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     yield "norm-mean", "a LayerNorm: the mean is taken off x", {"about_mean": "LayerNorm"}
     yield "norm-mean", "the variance about the mean instead of the mean square", {"about_mean": "variance"}
     yield "norm-mean", "the mean is taken off x, and the mean square is that of x", {"about_mean": "mean"}
-    for other in _EPS:
+    for other in sorted({*_EPS, float(f"{10 * eps:g}"), float(f"{eps / 10:g}")}):
         if other != eps:
             yield "norm-eps", f"eps {other:g} instead of {eps:g}", {"eps": other}
     yield from other_layers(scope, node)

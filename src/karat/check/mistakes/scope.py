@@ -31,6 +31,7 @@ class Scope:
     graph: Graph
     weights: CheckpointWeights
     tokens: Tokens
+    degrees: tuple[int, ...] = DEGREES  # numbers of ranks that are possible
 
     @property
     def config(self) -> ModelConfig:

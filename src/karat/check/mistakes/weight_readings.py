@@ -62,9 +62,38 @@ class Made:
 
 
 def _transposed(e: Effective, weights: Weights, dtype: DType) -> Array:
-    """Read in another order than it is stored in: "as columns" a row-major tensor, "as rows" a transposed one."""
+    """Read in another order than it is stored in: "as columns" a row-major tensor, "as rows" a transposed one.
+
+    More arguments: an axis and a number of ranks, each of which reads its own part of that axis so.
+    """
     w = weights.array(e.names[0], dtype)
-    return w.reshape(w.shape[1], w.shape[0]).T if e.args == ("as columns",) else w.T.reshape(w.shape)
+    how, axis, n = (*e.args, 0, 1)[:3] if len(e.args) == 1 else e.args
+    parts = [
+        p.reshape(p.shape[1], p.shape[0]).T if how == "as columns" else p.T.reshape(p.shape) for p in _cut(w, n, axis)
+    ]
+    return np.concatenate(parts, axis=axis)
+
+
+def _cut(w: Array, n: int, axis: int) -> list[Array]:
+    """The parts of n ranks; where they do not divide, all but the last are as large."""
+    each = -(-w.shape[axis] // n)
+    return np.split(w, range(each, w.shape[axis], each), axis=axis)
+
+
+def _slices(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Each rank has the part of another one: rank r of len(order) that of rank order[r], along the axis."""
+    axis, order = e.args
+    parts = _cut(weights.array(e.names[0], dtype), len(order), axis)
+    return np.concatenate([parts[i] for i in order], axis=axis)
+
+
+def _naive(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Part `index` of tensors that were stacked, cut into n equal pieces, and each piece into a rank's parts."""
+    n, index = e.args
+    stacked = [weights.array(name, dtype) for name in e.names]
+    ends = np.cumsum([len(part) // n for part in stacked])[:-1]
+    pieces = np.split(np.concatenate(stacked), n)
+    return np.concatenate([np.split(piece, ends)[index] for piece in pieces])
 
 
 def _column_shards(e: Effective, weights: Weights, dtype: DType) -> Array:
@@ -82,9 +111,18 @@ def _row_shards(e: Effective, weights: Weights, dtype: DType) -> Array:
 
 
 def _fused(e: Effective, weights: Weights, dtype: DType) -> Array:
-    """Part `index` of q, k, v stacked in the order `stored`, and cut in the order `cut` ("groups": head by head)."""
-    stored, cut, index, head_dim = e.args
-    parts = [weights.array(name, dtype) for name in e.names]
+    """Part `index` of q, k, v stacked in the order `stored`, and cut in the order `cut` ("groups": head by head).
+
+    One more argument: the number of ranks, each of which stacks and cuts its own heads so.
+    """
+    stored, cut, index, head_dim, n = e.args if len(e.args) == 5 else (*e.args, 1)
+    whole = [_cut(weights.array(name, dtype), n, 0) for name in e.names]
+    return np.concatenate(
+        [_fused_of([part[rank] for part in whole], stored, cut, index, head_dim) for rank in range(n)]
+    )
+
+
+def _fused_of(parts: list[Array], stored: Any, cut: Any, index: int, head_dim: int) -> Array:
     sizes = [len(part) for part in parts]
     kv_heads = sizes[1] // head_dim
     if stored == "groups":
@@ -148,6 +186,8 @@ _KINDS: Mapping[str, Callable[[Effective, Weights, DType], Array]] = {
     "column-shards": _column_shards,
     "row-shards": _row_shards,
     "fused": _fused,
+    "naive": _naive,
+    "slices": _slices,
     "permuted": _permuted,
     "bits": _bits,
     "zero": _zero,

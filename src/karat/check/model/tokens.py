@@ -30,6 +30,44 @@ CACHE_FAULTS: Mapping[str, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """K and V of each step from `step` on are written `by` slots too late (below 0: too early)."""
+
+    by: int
+    step: int
+
+    @property
+    def text(self) -> str:
+        where = f"{abs(self.by)} slot{'s' * (abs(self.by) > 1)} too {'late' if self.by > 0 else 'early'}"
+        return f"K and V are written {where} from step {self.step} on"
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """From step `step` on, `length` positions of a sequence hold what belongs to others.
+
+    start: the first of them; source: the sequence and the first position of what is there, None: zeros.
+    """
+
+    sequence: int
+    start: int
+    length: int
+    source: tuple[int, int] | None
+    step: int
+
+    @property
+    def text(self) -> str:
+        def span(start: int) -> str:
+            return f"position {start}" if self.length == 1 else f"positions {start}-{start + self.length - 1}"
+
+        held = "zeros" if self.source is None else f"those of sequence {self.source[0]}, {span(self.source[1])}"
+        return f"{span(self.start)} of sequence {self.sequence} hold {held}, from step {self.step} on"
+
+
+CacheFault = str | Misplaced | tuple[Foreign, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Tokens:
     """Each [tokens]: ids, positions, sequences and steps. context: the number of tokens of the longest sequence.
@@ -43,7 +81,7 @@ class Tokens:
     steps: NDArray[np.int64]
     context: int
     stated: NDArray[np.int64] | None = None
-    _sources: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    _sources: dict[CacheFault, NDArray[np.int64]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, info: TraceInfo) -> "Tokens":
@@ -126,7 +164,7 @@ class Tokens:
         keys = self.sequences * self.num_steps + self.steps
         return np.unique(keys, return_inverse=True)[1]
 
-    def sources(self, fault: str = "right") -> NDArray[np.int64]:
+    def sources(self, fault: CacheFault = "right") -> NDArray[np.int64]:
         """[tokens, context]: the token whose K and V a query token finds at a position of its sequence, or NOBODY.
 
         Positions after the query have their token too. The mask decides what is visible.
@@ -135,11 +173,11 @@ class Tokens:
             self._sources[fault] = self._find_sources(fault)
         return self._sources[fault]
 
-    def _find_sources(self, fault: str) -> NDArray[np.int64]:
-        count = self.num_tokens
-        owner = np.full((int(self.sequences.max()) + 1, self.context), NOBODY, np.int64)
-        owner[self.sequences, self.positions] = np.arange(count)
+    def _find_sources(self, fault: CacheFault) -> NDArray[np.int64]:
+        count, owner = self.num_tokens, self.owner
         right = owner[self.sequences]  # [tokens, context]
+        if isinstance(fault, tuple):
+            return self._with_foreign(right, fault)
         if fault == "right":
             return right
         position = np.arange(self.context)[None, :]
@@ -159,7 +197,25 @@ class Tokens:
                 return np.where(position >= newest, NOBODY, shifted)
         return self._replayed(fault)
 
-    def _replayed(self, fault: str) -> NDArray[np.int64]:
+    def _with_foreign(self, right: NDArray[np.int64], parts: tuple[Foreign, ...]) -> NDArray[np.int64]:
+        found = right.copy()
+        for part in parts:
+            held = np.full(part.length, NOBODY, np.int64)
+            if part.source is not None:
+                sequence, first = part.source
+                held = self.owner[sequence, first : first + part.length]
+            rows = np.flatnonzero((self.sequences == part.sequence) & (self.steps >= part.step))
+            found[rows, part.start : part.start + part.length] = held
+        return found
+
+    @cached_property
+    def owner(self) -> NDArray[np.int64]:
+        """[sequences, context]: the token of each position of each sequence, or NOBODY."""
+        owner = np.full((int(self.sequences.max()) + 1, self.context), NOBODY, np.int64)
+        owner[self.sequences, self.positions] = np.arange(self.num_tokens)
+        return owner
+
+    def _replayed(self, fault: str | Misplaced) -> NDArray[np.int64]:
         """What a cache holds when each step writes to the wrong place, step by step."""
         found = np.full((self.num_tokens, self.context), NOBODY, np.int64)
         slots = np.full((int(self.sequences.max()) + 1, self.context), NOBODY, np.int64)
@@ -168,9 +224,13 @@ class Tokens:
             of_step = np.flatnonzero(self.steps == step)
             for sequence in np.unique(self.sequences[of_step]):
                 tokens = of_step[self.sequences[of_step] == sequence]
-                begin = 0 if fault == "restart" else first_len.get(int(sequence), 0)
+                if isinstance(fault, Misplaced):
+                    begin = int(self.positions[tokens[0]]) + fault.by * (step >= fault.step)
+                else:
+                    begin = 0 if fault == "restart" else first_len.get(int(sequence), 0)
                 end = min(begin + len(tokens), self.context)
-                slots[sequence, begin:end] = tokens[: end - begin]
+                skipped = max(0, -begin)
+                slots[sequence, begin + skipped : end] = tokens[skipped : end - begin]
                 first_len.setdefault(int(sequence), len(tokens))
                 found[tokens] = slots[sequence]
         return found

@@ -75,7 +75,7 @@ def gathered(graph: Graph, trace: Trace, rank: int = 0) -> tuple[Trace, list[str
             same = all(np.array_equal(array, whole, equal_nan=True) for array in others)
         if node is not None and not same:
             differing.append(name)
-    return Trace(replace(trace.info, ranks=1), LazyArrays(shapes, joined), trace.path, shapes), differing
+    return Trace(trace.info, LazyArrays(shapes, joined), trace.path, shapes), differing
 
 
 def is_part(name: str) -> bool:

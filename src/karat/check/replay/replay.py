@@ -8,13 +8,14 @@ training). An error that rounding explains lies within a small multiple of the f
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.mistakes.nodes import changed, evaluate
+from karat.check.mistakes.parts import PART, in_part
 from karat.check.model.byte_lru import ByteLRU
 from karat.check.model.context import Context, Weights
 from karat.check.model.graph import ROUNDINGS, Edits, Graph, Node
@@ -143,38 +144,56 @@ class Replay:
         result: Array = np.zeros(0)
         touched: set[str] = set()
         for name in names:
-            node = self.graph.nodes[name]
-            if name in edits:
-                node = changed(node, edits[name])
+            node, edit = self.graph.nodes[name], edits.get(name, {})
             if name in edits or not touched.isdisjoint(node.inputs):
                 touched.add(name)
             elif reuse is not None:
                 local[name] = result = reuse[name]
                 continue
-            inputs = []
-            for source in node.inputs:
+            read = edit.get("inputs", node.inputs)
+            for source in (*node.inputs, *read) if PART in edit else read:
                 if source not in local:
                     assert source not in inside, f"{source} is used before it is computed"
                     local[source] = self.noise.moved(self._input(source).astype(dtype, copy=False), unit)
-                inputs.append(local[source])
-            here = context
-            if node.kind == "linear" and self.context.reads_integers(node.params["weight"]):
-                (source,) = node.inputs
-                if source not in inside and self.recorded.get(source) is not None:
-                    # The engine made integers of these very numbers.
-                    inputs, here = [self._input(source).astype(dtype, copy=False)], self.context
-            elif unit:
-                inputs = self.noise.as_rounded(node, inputs)
-            result = evaluate(node, inputs, here, dtype)
-            if unit:
-                result = self.noise.disturbed(node, inputs, result)
-                if node.mistakes.get("activation") == "gelu (erf)":
-                    result = self.noise.with_erf_of_library(inputs, result)
+
+            def compute(node: Node, through: Callable[[Array], Array] = _same) -> Array:
+                return self._of_inputs(node, through, local, inside, dtype, unit, context)
+
+            if PART in edit:
+                result = in_part(node, edit, self.tokens, self.domain(node), compute)
+            else:
+                result = compute(changed(node, edit))
             if name != names[-1] and (recorded := self.recorded.get(name)) is not None:
                 # Only some rows are recorded: these are used.
                 known = self.noise.moved(recorded.values.astype(dtype, copy=False), unit)
                 result = known if recorded.present is None else np.where(recorded.present, known, result)
             local[name] = result
+        return result
+
+    def _of_inputs(
+        self,
+        node: Node,
+        through: Callable[[Array], Array],
+        local: Mapping[str, Array],
+        inside: Collection[str],
+        dtype: np.dtype[np.floating],
+        unit: float,
+        context: Context,
+    ) -> Array:
+        """A node's result of inputs that go through a function."""
+        inputs, here = [through(local[source]) for source in node.inputs], context
+        if node.kind == "linear" and self.context.reads_integers(node.params["weight"]):
+            (source,) = node.inputs
+            if source not in inside and self.recorded.get(source) is not None:
+                # The engine made integers of these very numbers.
+                inputs, here = [through(self._input(source).astype(dtype, copy=False))], self.context
+        elif unit:
+            inputs = self.noise.as_rounded(node, inputs)
+        result = evaluate(node, inputs, here, dtype)
+        if unit:
+            result = self.noise.disturbed(node, inputs, result)
+            if node.mistakes.get("activation") == "gelu (erf)":
+                result = self.noise.with_erf_of_library(inputs, result)
         return result
 
     def _input(self, name: str) -> Array:
@@ -370,3 +389,7 @@ class Replay:
             if not self._finite[source]:
                 return False
         return True
+
+
+def _same(x: Array) -> Array:
+    return x
