@@ -35,7 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
     "seed_oss": {"model_type": "seed_oss", "head_dim": 32, "num_key_value_heads": 2},
-    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5},
+    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5, "pad_token_id": 0},
     "granite": {
         "model_type": "granite",
         "embedding_multiplier": 12.0,
