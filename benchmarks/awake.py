@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from karat.bench.load.servers import Server, free_port, karat_command
+from karat.bench.load.servers import MeasuredServer, free_port, karat_command
 from karat.machine.cores import num_physical_cores
 
 PING_S = 0.1
@@ -147,7 +147,9 @@ def main() -> None:
     options = parser.parse_args()
     port = free_port()
     command = karat_command(options.model, port, num_seqs=16, threads=options.threads)
-    server = Server("karat", f"http://127.0.0.1:{port}", headers={}, command=[*command, "--ping-s", str(PING_S)])
+    server = MeasuredServer(
+        "karat", f"http://127.0.0.1:{port}", headers={}, command=[*command, "--ping-s", str(PING_S)]
+    )
     try:
         server.wait(None)
         with server.awake():

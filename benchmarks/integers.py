@@ -46,7 +46,7 @@ from benchmarks import integer_goals
 from benchmarks.earlier import Earlier
 from benchmarks.formats import make_file
 from benchmarks.record import RESULTS, ROOT, commit, keep, without_folders
-from karat.bench.limits import LimitMeter, Limits
+from karat.bench.limits import LimitMeter, MachineLimits
 from karat.bench.peers import PEERS
 from karat.bench.peers.process import PeerProcess
 from karat.bench.sides import Side, extra_tokens
@@ -175,7 +175,7 @@ def row(workload: Workload, side: Side, series: Series) -> dict[str, Any]:
     }
 
 
-def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: Limits) -> dict[str, Any]:
+def ratios(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], limits: MachineLimits) -> dict[str, Any]:
     """Of one row: how many times as fast as other engines and as an earlier Karat by the same build, and shares of
     the limits.
 

@@ -37,7 +37,7 @@ from benchmarks.integers import Eta, peer_paths, row
 from benchmarks.machine_files import SHAPE, STORED, file_of
 from benchmarks.processors import identify
 from benchmarks.record import RESULTS, ROOT, commit, keep, without_folders
-from karat.bench.limits import LimitMeter, Limits
+from karat.bench.limits import LimitMeter, MachineLimits
 from karat.bench.peers.process import PeerProcess
 from karat.bench.sides import Side, extra_tokens
 from karat.bench.workloads import Workload, measure
@@ -63,7 +63,7 @@ def workloads(prompt: int, steps: int) -> tuple[Workload, ...]:
     )
 
 
-def measure_all(options: argparse.Namespace) -> tuple[dict[str, list[dict[str, Any]]], Limits, list[str]]:
+def measure_all(options: argparse.Namespace) -> tuple[dict[str, list[dict[str, Any]]], MachineLimits, list[str]]:
     """Rows by format; the limits; what was left out, in words."""
     planned = workloads(options.prompt_tokens, options.gen_tokens)
     num_sides = 1 + (options.path is not False)
@@ -119,7 +119,7 @@ def _makers(path: Path, planned: Sequence[Workload], options: argparse.Namespace
         yield partial(PeerProcess, f"{SIDES}:load_peer", given | {"peer": PEER, "path": options.path}), PEER
 
 
-def figures(rows: Mapping[str, Sequence[Mapping[str, Any]]], limits: Limits) -> list[dict[str, Any]]:
+def figures(rows: Mapping[str, Sequence[Mapping[str, Any]]], limits: MachineLimits) -> list[dict[str, Any]]:
     """A line for each format and workload: Karat's tokens a second, its share of a limit, and how many times as fast as
     the peer it is.
     """

@@ -20,9 +20,9 @@ import numpy as np
 
 from karat.bench.load.asking import Manner
 from karat.bench.load.lengths import Lengths
-from karat.bench.load.prompts import Conversation, Shape, Source, Supply
-from karat.bench.load.servers import Server, free_port, karat_command
-from karat.bench.load.traffic import Load, Run, run
+from karat.bench.load.prompts import ConversationShape, PlannedConversation, RandomText, Supply
+from karat.bench.load.servers import MeasuredServer, free_port, karat_command
+from karat.bench.load.traffic import Run, Traffic, run
 from karat.machine.cores import num_physical_cores
 from karat.models.opening import open_model
 from karat.text import Tokenizer
@@ -41,7 +41,7 @@ for line in sys.stdin:
 """
 
 
-def measure(server: Server, manner: Manner, supply: Supply, options: argparse.Namespace) -> dict[str, Any]:
+def measure(server: MeasuredServer, manner: Manner, supply: Supply, options: argparse.Namespace) -> dict[str, Any]:
     """Whole answers from the server and from LLM, in turns; the median of their ratios."""
     alone = subprocess.Popen(
         [sys.executable, "-c", ALONE, options.model], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -65,10 +65,10 @@ def measure(server: Server, manner: Manner, supply: Supply, options: argparse.Na
     return {"turns": turns, "server_over_llm": statistics.median(turn["server_s"] / turn["llm_s"] for turn in turns)}
 
 
-async def asked(server: Server, manner: Manner, conversation: Conversation) -> Run:
+async def asked(server: MeasuredServer, manner: Manner, conversation: PlannedConversation) -> Run:
     client = server.client(timeout_s=600)
     try:
-        return await run(client, manner, [conversation], Load(concurrency=1), np.random.default_rng(0))
+        return await run(client, manner, [conversation], Traffic(concurrency=1), np.random.default_rng(0))
     finally:
         await client.close()
 
@@ -85,13 +85,13 @@ def main() -> None:
     lengths = [Lengths("fixed", number, number) for number in (options.prompt_tokens, options.tokens)]
     tokenizer = Tokenizer.of(open_model(Path(options.model)))
     supply = Supply(
-        Source(np.random.default_rng(options.seed), tokenizer, as_ids=True),
-        Shape(prompt_tokens=lengths[0], answer_tokens=lengths[1]),
+        RandomText(np.random.default_rng(options.seed), tokenizer, as_ids=True),
+        ConversationShape(prompt_tokens=lengths[0], answer_tokens=lengths[1]),
         None,
     )
     port = free_port()
     command = karat_command(options.model, port, num_seqs=16, threads=options.threads)
-    server = Server("karat", f"http://127.0.0.1:{port}", headers={}, command=command)
+    server = MeasuredServer("karat", f"http://127.0.0.1:{port}", headers={}, command=command)
     try:
         fields = {"model": server.wait(None), "temperature": 0, "ignore_eos": True, "stream": True}
         usage = {"stream_options": {"include_usage": True}}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.batch import ForwardBatch
-from karat.bench.accounting import Account, Work
+from karat.bench.accounting import Account, TokenWork
 from karat.config import FLOAT_BYTES, RopeConfig
 from karat.kv.groups import bytes_per_token
 from karat.models.decoder import outline, weight_specs
@@ -110,7 +110,7 @@ def test_the_cache_counts_in_its_own_type(dtype: str) -> None:
 
 
 def test_work_adds_up() -> None:
-    assert Work(1, 2, 3, 4) + Work(10, 20, 30, 40) == Work(11, 22, 33, 44)
+    assert TokenWork(1, 2, 3, 4) + TokenWork(10, 20, 30, 40) == TokenWork(11, 22, 33, 44)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

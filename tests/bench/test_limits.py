@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.bench.limits import LimitMeter, Pattern, instruction_sets
+from karat.bench.limits import LimitMeter, ReadPattern, instruction_sets
 from karat.machine.caches import last_cache_bytes
 from karat.ops.native import unavailable_reason
 
@@ -88,8 +88,8 @@ def test_the_median_of_reading_is_of_all_readings_by_one_pattern(monkeypatch: py
     """Not of the largest of several: readings vary much more than figures of a longer time do."""
     meter = LimitMeter(1, buffer_bytes=1 << 20)
     readings = defaultdict(lambda: cycle((9.0, 1.0, 1.0)))  # of all other patterns: once fast
-    readings[Pattern(ISAS[-1], 2, 0, 0)] = cycle((3.0, 5.0, 4.0))
-    readings[Pattern(ISAS[-1], 4, 0, 0)] = cycle((8.0, 2.0, 3.0))
+    readings[ReadPattern(ISAS[-1], 2, 0, 0)] = cycle((3.0, 5.0, 4.0))
+    readings[ReadPattern(ISAS[-1], 4, 0, 0)] = cycle((8.0, 2.0, 3.0))
     monkeypatch.setattr(meter, "_read_rate", lambda pattern: next(readings[pattern]))
     monkeypatch.setattr(meter, "_fma_rate", lambda isa: 1.0)
     for _ in range(3):

@@ -7,20 +7,20 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from karat.bench.accounting import Work
-from karat.bench.limits import Limits, Pattern
+from karat.bench.accounting import TokenWork
+from karat.bench.limits import MachineLimits, ReadPattern
 from karat.bench.plot import roofline
 from karat.bench.report import limits_object, peer_row, row
 from karat.bench.sides import Sample
 from karat.bench.workloads import Series, Workload
 from karat.errors import UsageError
 
-LIMITS = Limits(2, 20e9, Pattern("avx2", 4, 0, 0), 300e9, {"generic": 2e9, "avx2": 300e9}, 18e9, 290e9, 7)
+LIMITS = MachineLimits(2, 20e9, ReadPattern("avx2", 4, 0, 0), 300e9, {"generic": 2e9, "avx2": 300e9}, 18e9, 290e9, 7)
 DECODE = Workload("decode", 128, batch=4, gen_tokens=2)
 
 
 def sample(seconds: float, *, num_bytes: int = 0, flops: int = 0, model_s: float = 0.0) -> Sample:
-    return Sample(seconds, model_s, Work(weight_bytes=num_bytes, linear_flops=flops))
+    return Sample(seconds, model_s, TokenWork(weight_bytes=num_bytes, linear_flops=flops))
 
 
 def test_a_row() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from karat.bench.throughput import Peer, Plan, rates
+from karat.bench.throughput import BatchedBench, ThroughputPlan, rates
 from karat.errors import ExecutorError, UsageError
 
-PLAN = Plan(num_prompts=4, batch=2, repeat=1, threads=3)
+PLAN = ThroughputPlan(num_prompts=4, batch=2, repeat=1, threads=3)
 LINE = (
     '{"n_kv_max": 24, "pp": 8, "tg": 4, "pl": 2, "n_kv": 24, "t_pp": 0.5, "speed_pp": 32.0, "t_tg": 1.5, '
     '"speed_tg": 5.3, "t": 2.0, "speed": 12.0}'
@@ -35,7 +35,7 @@ def test_rates_are_under_vllms_names() -> None:
 
 
 def test_the_peers_figures_are_of_its_own_seconds(files: tuple[Path, Path]) -> None:
-    peer = Peer(program(files[0], f"echo 'loading'; echo '{LINE}'; echo; echo log >&2"), files[1], 8, 4)
+    peer = BatchedBench(program(files[0], f"echo 'loading'; echo '{LINE}'; echo; echo log >&2"), files[1], 8, 4)
     peer.check()
     assert peer.command(PLAN)[3:] == "-c 24 -npp 8 -ntg 4 -npl 2 -t 3 -tb 3 --output-format jsonl".split()
     found = peer.measure(PLAN)
@@ -46,11 +46,11 @@ def test_the_peers_figures_are_of_its_own_seconds(files: tuple[Path, Path]) -> N
 @pytest.mark.parametrize("body", ["echo no such model >&2; exit 1", "true", f"echo '{LINE}'; exit 3", "echo '{}'"])
 def test_a_peer_that_fails(files: tuple[Path, Path], body: str) -> None:
     with pytest.raises(ExecutorError, match="llama-batched-bench"):
-        Peer(program(files[0], body), files[1], 8, 4).measure(PLAN)
+        BatchedBench(program(files[0], body), files[1], 8, 4).measure(PLAN)
 
 
 def test_a_peer_that_is_none(files: tuple[Path, Path]) -> None:
     with pytest.raises(UsageError, match="no such program"):
-        Peer(str(files[0]), files[1], 8, 4).check()
+        BatchedBench(str(files[0]), files[1], 8, 4).check()
     with pytest.raises(UsageError, match="GGUF files only"):
-        Peer(program(files[0], ""), files[1].parent, 8, 4).check()
+        BatchedBench(program(files[0], ""), files[1].parent, 8, 4).check()

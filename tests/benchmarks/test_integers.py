@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from benchmarks import integers
-from karat.bench.limits import Limits, Pattern
+from karat.bench.limits import MachineLimits, ReadPattern
 from karat.convert import MIXES
 from karat.ops.native import supported_isas, unavailable_reason
 
-LIMITS = Limits(
+LIMITS = MachineLimits(
     num_threads=2,
     bandwidth=50.0,
-    pattern=Pattern("generic", 1, 0, 0),
+    pattern=ReadPattern("generic", 1, 0, 0),
     fma_peak=400.0,
     fma_by_isa={"avx2": 100.0, "avx512": 400.0},
     bandwidth_median=40.0,

@@ -9,15 +9,15 @@ import pytest
 
 from benchmarks import machine
 from benchmarks.machine_files import STORED, file_of
-from karat.bench.limits import Limits, Pattern
+from karat.bench.limits import MachineLimits, ReadPattern
 from karat.errors import ExecutorError
 from karat.models.opening import open_model
 from karat.ops.native import supported_isas, unavailable_reason
 
-LIMITS = Limits(
+LIMITS = MachineLimits(
     num_threads=2,
     bandwidth=50.0,
-    pattern=Pattern("generic", 1, 0, 0),
+    pattern=ReadPattern("generic", 1, 0, 0),
     fma_peak=400.0,
     fma_by_isa={"generic": 400.0},
     bandwidth_median=40.0,

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from benchmarks import steady_server
-from karat.bench.load.asking import Manner, Record, converse
+from karat.bench.load.asking import AskedRecord, Manner, converse
 from karat.bench.load.client import Client
-from karat.bench.load.prompts import Conversation, Turn
+from karat.bench.load.prompts import PlannedConversation, Turn
 
 
 def test_times_are_those_stated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,11 +15,11 @@ def test_times_are_those_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steady_server, "FIRST_S", 0.05)
     monkeypatch.setattr(steady_server, "GAP_S", 0.01)
 
-    async def ask() -> Record:
+    async def ask() -> AskedRecord:
         server = await asyncio.start_server(steady_server.talk, "127.0.0.1", 0)
         async with server:
             client = Client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            (record,) = await converse(client, Manner(False, {}), Conversation(None, (Turn("a", 5),)), 0.0)
+            (record,) = await converse(client, Manner(False, {}), PlannedConversation(None, (Turn("a", 5),)), 0.0)
             await client.close()
             return record
 

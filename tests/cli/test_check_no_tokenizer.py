@@ -9,7 +9,7 @@ import pytest
 
 from karat.check.model.checked import open_model
 from karat.check.record import llamacpp
-from karat.check.session.session import Plan, Session, tokenizer_of
+from karat.check.session.session import CheckPlan, CheckSession, tokenizer_of
 from karat.config import embedded_model_path
 from karat.convert import MIXES, convert
 from karat.errors import TokenizerError
@@ -57,7 +57,7 @@ def test_the_seed_says_which_ids(folder: Path) -> None:
     model = open_model(str(folder))
 
     def ids(**options: Any) -> tuple[int, ...]:
-        return Session(Plan(model=model, **{"num_tokens": 30, "seed": 1} | options)).ids
+        return CheckSession(CheckPlan(model=model, **{"num_tokens": 30, "seed": 1} | options)).ids
 
     assert ids() == ids() and len(ids()) == 30 and max(ids()) < model.config.vocab_size
     assert ids() != ids(seed=2) and len(set(ids())) > 15

@@ -20,7 +20,7 @@ from karat.cli.options import Invocation, LoadOptions, ServeOptions
 from karat.engine.model_loading.llm_options import Options
 from karat.engine.model_loading.load_plan import MAX_STEP_MS
 from karat.request import SamplingParams
-from karat.server.settings import Limits, Settings
+from karat.server.settings import ServerLimits, ServerSettings
 from tests.cli.conftest import Karat, environment
 
 COMMANDS = sorted(command().commands)
@@ -161,7 +161,7 @@ def test_it_imports_nothing_heavy(args: str) -> None:
 
 def test_defaults_in_the_help_of_serve_and_in_the_docs_are_those_of_the_code() -> None:
     """Every "(default: X)" of the panels Server and Limits, and every row of the table of limits in docs/serving.md."""
-    settings, limits = Settings(model_names=("m",)), Limits()
+    settings, limits = ServerSettings(model_names=("m",)), ServerLimits()
     values: dict[str, object] = {
         **{name: getattr(settings, name) for name in ("host", "port", "default_max_tokens", "ping_s", "drain_s")},
         "queue_timeout_s": inspect.signature(AsyncLLM).parameters["queue_timeout_s"].default,
@@ -180,7 +180,7 @@ def test_defaults_in_the_help_of_serve_and_in_the_docs_are_those_of_the_code() -
     for name, hint in get_type_hints(ServeOptions, include_extras=True).items():
         for option in getattr(hint, "__metadata__", ()):
             found = re.search(r"\(default: ([^;)]*)", option.help or "")
-            if found and option.rich_help_panel in ("Server", "Limits"):
+            if found and option.rich_help_panel in ("Server", "ServerLimits"):
                 told[name] = number_of(found[1])
     assert told == values
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")

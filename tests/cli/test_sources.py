@@ -10,7 +10,7 @@ import pytest
 
 from karat.checkpoint import resolve as resolve_model
 from karat.cli import sources
-from karat.cli.sources import Source, looks_like_model, resolve
+from karat.cli.sources import ModelSource, looks_like_model, resolve
 from karat.errors import CapacityError, CheckpointError, RequestError, UsageError
 
 
@@ -163,7 +163,7 @@ def test_a_pipe_loses_one_line_end_and_nothing_else(
     content: bytes, prompt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe(monkeypatch, content)
-    assert resolve([], None, None) == Source(None, prompt, is_piped=True)
+    assert resolve([], None, None) == ModelSource(None, prompt, is_piped=True)
 
 
 def test_a_pipe_is_left_alone_when_there_is_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

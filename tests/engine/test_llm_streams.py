@@ -120,7 +120,7 @@ def test_who_asks_is_told_how_far_the_prompt_is(folder: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         list(llm.stream(list(range(100, 140)), GREEDY, on_prompt=stop))
-    assert at_rest(llm) and not llm._turns._told and not llm._turns._streams
+    assert at_rest(llm) and not llm._shared._told and not llm._shared._streams
 
 
 def test_a_prompt_that_fails_is_told_no_further(llm: LLM) -> None:

@@ -357,7 +357,7 @@ def test_without_the_extension_there_are_no_ranks(folder: Path, monkeypatch: pyt
 
 
 def test_a_bug_in_a_rank_is_told_with_its_traceback(folder: Path) -> None:
-    from karat.engine.ranks.messages import Done, Step
+    from karat.engine.ranks.messages import RankDone, Step
     from karat.engine.ranks.rank_model import ParallelModel
     from karat.models.registry import read_config
     from tests.support import parallel
@@ -367,6 +367,6 @@ def test_a_bug_in_a_rank_is_told_with_its_traceback(folder: Path) -> None:
         config = read_config(json.loads((folder / "config.json").read_text()))
         team.load(parallel.load_of(folder, config.vocab_size, [[1, 2]], chunk=8), config)
         with pytest.raises(KaratError, match=r"Traceback[\s\S]*in do"):
-            team.command(lambda number: Step(number=number, batch=b"\0"), Done)
+            team.command(lambda number: Step(number=number, batch=b"\0"), RankDone)
     finally:
         team.close()

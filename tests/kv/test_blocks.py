@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from karat.errors import CapacityError
 from karat.kv.blocks import BlockPool, Chain
-from karat.kv.prefix import Node
+from karat.kv.prefix import PrefixNode
 from karat.kv.sizes import GroupSize, check_fits
 
 GROUPS = st.lists(st.builds(GroupSize, st.integers(1, 12), st.none() | st.integers(1, 7)), min_size=1, max_size=3)
@@ -181,7 +181,7 @@ class PoolMachine(RuleBasedStateMachine):
                         assert self.written[group, slot] == tuple(chain.token_ids[: position + 1]), "something else"
 
 
-def longest(pool: BlockPool, path: Sequence[Node]) -> int:
+def longest(pool: BlockPool, path: Sequence[PrefixNode]) -> int:
     """By its definition: the most nodes such that every group has the blocks that the next token sees."""
 
     def is_whole(num: int) -> bool:
@@ -392,7 +392,7 @@ def test_check_finds_what_is_wrong(break_it: Callable[[Any], object], message: s
         pool.check()
 
 
-def nodes(pool: BlockPool) -> list[Node]:
+def nodes(pool: BlockPool) -> list[PrefixNode]:
     return list(pool._index.nodes())
 
 
@@ -499,7 +499,7 @@ def test_a_chain_that_is_followed_costs_what_changed() -> None:
     chain = Chain(text, 1000)
     assert pool.follow(chain) == 0 and len(chain.path) == 990
 
-    class Untouched(list[Node]):
+    class Untouched(list[PrefixNode]):
         num_seen = 0
 
         def __getitem__(self, place: Any) -> Any:

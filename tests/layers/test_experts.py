@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from karat.batch import plain_batch
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.errors import UsageError
-from karat.layers.experts import Experts
+from karat.layers.experts import ExpertMixture
 from karat.layers.place import Place
 from karat.layers.shards import Wholes
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
@@ -47,21 +47,21 @@ class Drawn:
         blocks = format_.quantize(values.reshape(-1, format_.block_size))
         return Weight(name, self.dtype, shape, np.ascontiguousarray(blocks).reshape(-1), Path("memory"))
 
-    def on(self, ops: Executor, group: Group = SINGLE, *, renormalised: bool = True) -> Experts:
+    def on(self, ops: Executor, group: Group = SINGLE, *, renormalised: bool = True) -> ExpertMixture:
         def take(spec: WeightSpec) -> Any:
             return WeightLoader(ops, {spec.source: self.stored(spec.source, spec.shape)}, AS_STORED)(spec)
 
         return self.at(Place(take, "mlp", Wholes(), group), renormalised=renormalised)
 
-    def at(self, place: Place, *, renormalised: bool = True) -> Experts:
+    def at(self, place: Place, *, renormalised: bool = True) -> ExpertMixture:
         sizes = {"num_experts": self.experts, "num_chosen": self.chosen}
-        return Experts(place, self.hidden, self.inner, renormalised=renormalised, **sizes)
+        return ExpertMixture(place, self.hidden, self.inner, renormalised=renormalised, **sizes)
 
     def x(self, rows: int, dtype: str = "float32") -> Array:
         return np.random.default_rng(self.seed).standard_normal((rows, self.hidden)).astype(dtype)
 
 
-def run(experts: Experts, ops: Executor, x: Array) -> Array:
+def run(experts: ExpertMixture, ops: Executor, x: Array) -> Array:
     return np.asarray(ops.read(experts(ops, x, None, None, {})))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from karat import LLM
 from karat.check.model.checked import open_model
-from karat.check.session.session import Plan, Session
+from karat.check.session.session import CheckPlan, CheckSession
 from karat.cli.options import ComputeOptions
 from karat.engine import async_llm
 from karat.engine.remote import messages
@@ -17,7 +17,7 @@ from karat.errors import ExecutorError, KaratError, UsageError
 from karat.ops import registry
 from karat.ops.native import supported_isas, unavailable_reason
 from karat.ops.reference import ReferenceOps
-from karat.ops.registry import Entry, Option, create, take_options
+from karat.ops.registry import ExecutorEntry, Option, create, take_options
 from tests.engine.tiny import write_model
 
 needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no native executor here")
@@ -76,12 +76,12 @@ class Far(ReferenceOps):
 
 
 @pytest.fixture
-def far(monkeypatch: pytest.MonkeyPatch) -> Entry:
+def far(monkeypatch: pytest.MonkeyPatch) -> ExecutorEntry:
     """One entry in each of two tables, and nothing else."""
     for name in ("device", "host_layers"):
         count = Option(lambda value: type(value) is int and value >= 0, "an integer of at least 0")
         monkeypatch.setitem(registry.OPTIONS, name, count)  # type: ignore[arg-type]
-    entry = Entry(Far, ("float32", "float64"), ("activations", "device", "host_layers"), rounds_nothing=True)
+    entry = ExecutorEntry(Far, ("float32", "float64"), ("activations", "device", "host_layers"), rounds_nothing=True)
     monkeypatch.setitem(registry.EXECUTORS, "far", entry)  # type: ignore[arg-type]
     monkeypatch.setattr(Far, "made", [])
     return entry
@@ -90,7 +90,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Entry:
 OPTIONS = {"device": 1, "host_layers": 0}
 
 
-def test_callers_hand_options_through(far: Entry, tmp_path: Path) -> None:
+def test_callers_hand_options_through(far: ExecutorEntry, tmp_path: Path) -> None:
     """LLM, its process, `karat check`."""
     folder = write_model(tmp_path)
     with LLM(folder, executor="far", **OPTIONS) as llm:
@@ -99,12 +99,12 @@ def test_callers_hand_options_through(far: Entry, tmp_path: Path) -> None:
     sent = msgspec.msgpack.Decoder(messages.Open).decode(msgspec.msgpack.encode(opening))
     assert {name: value for name, value in sent.options.executor_options.items() if value is not None} == OPTIONS
     assert Far.made == [OPTIONS]
-    plan = Plan(model=open_model(str(folder)), num_tokens=4, executor="far", options=OPTIONS)
-    assert Session(replace(plan)).llm.executor == "far"
+    plan = CheckPlan(model=open_model(str(folder)), num_tokens=4, executor="far", options=OPTIONS)
+    assert CheckSession(replace(plan)).llm.executor == "far"
     assert Far.made == [OPTIONS] * 3
 
 
-def test_their_errors_are_said_before_a_process_starts(far: Entry, tmp_path: Path) -> None:
+def test_their_errors_are_said_before_a_process_starts(far: ExecutorEntry, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     for open_it in (lambda options: LLM(folder, **options), lambda options: async_llm._opening(folder, options)):
         with pytest.raises(UsageError, match="device='gpu': expected an integer of at least 0"):

@@ -19,7 +19,7 @@ from karat.ranks.processes import Ranks
 from karat.ranks.shared_memory import (
     NUMBERS_OF_A_STEP,
     SharedMemoryGroup,
-    Watcher,
+    StepWatcher,
     create_file,
     make_room,
     unavailable_reason,
@@ -84,7 +84,7 @@ def test_many_exchanges(size: int, descriptor: int, tmp_path: Path, monkeypatch:
     (tmp_path / "stress.py").write_text(STRESS)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     ranks = Ranks("stress", size, [descriptor])
-    watcher = Watcher(descriptor, 8, slot_bytes=SLOT, whole_bytes=WHOLE)
+    watcher = StepWatcher(descriptor, 8, slot_bytes=SLOT, whole_bytes=WHOLE)
     try:
         for first in (1 << 12, 1 << 31, (1 << 32) - 300, 5000):  # each less than 2^31 after the one before
             answers = ranks.exchange([b"%d 160" % first] * size, signs=watcher)
@@ -97,7 +97,7 @@ def test_many_exchanges(size: int, descriptor: int, tmp_path: Path, monkeypatch:
 def test_a_step_that_is_given_up_ends_the_waiting(descriptor: int) -> None:
     """One rank alone waits for another that never comes."""
     sizes = {"slot_bytes": SLOT, "whole_bytes": WHOLE}
-    group, watcher = SharedMemoryGroup(descriptor, 0, 2, spins=True, **sizes), Watcher(descriptor, 2, **sizes)
+    group, watcher = SharedMemoryGroup(descriptor, 0, 2, spins=True, **sizes), StepWatcher(descriptor, 2, **sizes)
     number = watcher.next_number()
     group.begin(number)
     watcher.abandon(number)
@@ -116,7 +116,7 @@ def test_a_wait_without_the_others_ends(descriptor: int) -> None:
     channel.publish(1)
     with pytest.raises(TimeoutError):
         channel.wait(1, limit_s=0)
-    assert not Watcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE).is_waiting(0)
+    assert not StepWatcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE).is_waiting(0)
 
     class Impatient:
         def __getattr__(self, name: str) -> object:
@@ -131,14 +131,14 @@ def test_a_wait_without_the_others_ends(descriptor: int) -> None:
 
 
 def test_numbers_of_steps_never_begin_at_zero(descriptor: int) -> None:
-    watcher = Watcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE)
+    watcher = StepWatcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE)
     assert watcher.next_number(3) == NUMBERS_OF_A_STEP and watcher.next_number() == 4 * NUMBERS_OF_A_STEP
     watcher._next = (1 << 32) - NUMBERS_OF_A_STEP
     assert [watcher.next_number() for _ in range(2)] == [(1 << 32) - NUMBERS_OF_A_STEP, NUMBERS_OF_A_STEP]
 
 
 def test_who_watches_takes_no_part(descriptor: int) -> None:
-    watcher = Watcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE)
+    watcher = StepWatcher(descriptor, 2, slot_bytes=SLOT, whole_bytes=WHOLE)
     with pytest.raises(ValueError, match="none of them"):
         watcher._channel.publish(1)
 

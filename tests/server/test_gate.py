@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from karat.server.gate import CONTAINER_HOSTS, Gate
-from karat.server.settings import Settings
-from karat.server.state import State
+from karat.server.settings import ServerSettings
+from karat.server.state import ServerState
 
 
 class Inner:
@@ -32,10 +32,10 @@ class Inner:
 
 def ask(
     headers: list[tuple[str, str]],
-    settings: Settings | None = None,
+    settings: ServerSettings | None = None,
     inner: Inner | None = None,
     path: str = "/v1/models",
-    state: State | None = None,
+    state: ServerState | None = None,
     **scope: Any,
 ) -> tuple[int, Any, dict[str, str]]:
     sent: list[Any] = []
@@ -44,7 +44,7 @@ def ask(
         sent.append(message)
 
     async def go() -> None:
-        gate = Gate(inner or Inner(), settings or Settings(model_names=("m",)), state or State())
+        gate = Gate(inner or Inner(), settings or ServerSettings(model_names=("m",)), state or ServerState())
         encoded = [(name.encode(), value.encode()) for name, value in headers]
         asked = {"type": "http", "method": "GET", "path": path, "headers": encoded} | scope
         await gate(asked, None, send)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def ask(
     ],
 )
 def test_addresses_and_known_names_are_ours(host: str) -> None:
-    settings = Settings(model_names=("m",), allowed_hosts=("karat.example",))
+    settings = ServerSettings(model_names=("m",), allowed_hosts=("karat.example",))
     assert ask([("host", host)], settings)[0] == 200
 
 
@@ -90,7 +90,7 @@ def test_foreign_origins_are_refused_and_ours_are_not(origin: str) -> None:
     assert status == 403 and body["error"]["code"] == "foreign_origin"
     assert not any(name.startswith("access-control") for name in headers)
     assert ask([("host", "localhost:8000"), ("origin", "http://localhost:8000")])[0] == 200
-    allowing = Settings(model_names=("m",), allowed_origins=("https://page.example",))
+    allowing = ServerSettings(model_names=("m",), allowed_origins=("https://page.example",))
     assert ask([("host", "localhost"), ("origin", "https://page.example")], allowing)[0] == 200
 
 
@@ -101,8 +101,8 @@ def test_containers_reach_their_host_and_no_page_does_by_that_name(host: str) ->
     status, body, _ = ask([("host", f"{host}:8000"), ("origin", f"http://{host}:8000")])
     assert status == 403 and body["error"]["code"] == "foreign_origin"
     for allowing in (
-        Settings(model_names=("m",), allowed_origins=(f"http://{host}:8000",)),
-        Settings(model_names=("m",), allowed_hosts=(host,)),
+        ServerSettings(model_names=("m",), allowed_origins=(f"http://{host}:8000",)),
+        ServerSettings(model_names=("m",), allowed_hosts=(host,)),
     ):
         assert ask([("host", f"{host}:8000"), ("origin", f"http://{host}:8000")], allowing)[0] == 200
     assert ask([("host", f"{host}.evil.example")])[0] == 403
@@ -123,7 +123,7 @@ def test_each_way_to_write_a_route_is_that_route() -> None:
     assert status == 401 and body["type"] == "error", "the form of Anthropic's errors"
 
 
-KEYED = Settings(model_names=("m",), api_keys=("first-key", "second-key"))
+KEYED = ServerSettings(model_names=("m",), api_keys=("first-key", "second-key"))
 
 
 def test_a_key_is_asked_for_on_every_route_but_two() -> None:
@@ -219,7 +219,7 @@ def test_keys_are_compared_in_constant_time_and_all_of_them(monkeypatch: pytest.
 
 
 def test_a_server_that_ends_takes_nothing_new() -> None:
-    state = State()
+    state = ServerState()
     state.draining = True
     status, body, headers = ask([("host", "localhost")], state=state)
     assert status == 503 and body["error"]["code"] == "draining" and int(headers["retry-after"]) > 0

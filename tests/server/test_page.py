@@ -12,7 +12,7 @@ import pytest
 
 from karat.cli.app import command
 from karat.server.openapi import ANSWERS
-from karat.server.settings import Limits, Settings
+from karat.server.settings import ServerLimits, ServerSettings
 from tests.server.conftest import Running
 from tools.field_table import PAGE, with_table
 
@@ -41,7 +41,7 @@ def test_the_options_of_the_page_are_there_with_their_defaults() -> None:
         "--worker-urls",
         "--cors-allowed-origins",
     }
-    limits, settings = Limits(), Settings(model_names=("m",))
+    limits, settings = ServerLimits(), ServerSettings(model_names=("m",))
     for option, default in {
         "--max-connections": f"{limits.connections}",
         "--max-body-bytes": f"{limits.body_bytes >> 20} MiB",

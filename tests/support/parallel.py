@@ -18,7 +18,7 @@ from karat.convert.metadata import model_pairs
 from karat.engine.engine import Engine
 from karat.engine.engine_config import EngineConfig
 from karat.engine.model_running import open_runner
-from karat.engine.ranks.messages import Load
+from karat.engine.ranks.messages import LoadRank
 from karat.engine.ranks.rank_model import ParallelModel
 from karat.kv.blocks import BLOCK_SIZE
 from karat.models.decoder import weight_specs
@@ -215,7 +215,7 @@ def parallel(
     return logits_of(ranks, config.vocab_size, texts, chunk=chunk, together=together)
 
 
-def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chunk: int, **changes: Any) -> Load:
+def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chunk: int, **changes: Any) -> LoadRank:
     sizes = sizes_for(vocab_size, texts, chunk)
     given: dict[str, Any] = {
         "executor": "native",
@@ -226,7 +226,7 @@ def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chun
         "quantize": None,
         "guard": False,
     } | changes
-    return Load(
+    return LoadRank(
         path=str(path),
         num_positions=sizes.max_model_len,
         num_blocks=sizes.group_blocks,

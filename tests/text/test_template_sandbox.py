@@ -288,7 +288,7 @@ def test_a_conversation_is_never_run_as_a_template() -> None:
 
 def test_only_the_time_of_the_rendering_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_budget, "BASE_CPU_S", 0.1)
-    budget = template_budget.Budget()
+    budget = template_budget.TemplateBudget()
     busy = threading.Thread(target=lambda: sum(range(20_000_000)))
     busy.start()
     busy.join()

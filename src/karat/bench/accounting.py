@@ -21,7 +21,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TokenWork:
     """Bytes and FLOPs of one or several steps."""
 
     weight_bytes: int = 0
@@ -37,8 +37,8 @@ class Work:
     def flops(self) -> int:
         return self.linear_flops + self.attention_flops
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(
+    def __add__(self, other: "TokenWork") -> "TokenWork":
+        return TokenWork(
             self.weight_bytes + other.weight_bytes,
             self.cache_bytes + other.cache_bytes,
             self.linear_flops + other.linear_flops,
@@ -68,7 +68,7 @@ class Account:
             if keys is not None
         ]
 
-    def of(self, batch: ForwardBatch) -> Work:
+    def of(self, batch: ForwardBatch) -> TokenWork:
         """The work of one step."""
         config, num_tokens, num_logits = self._config, batch.num_tokens, len(batch.logit_rows)
         weight_bytes = self._layer_bytes
@@ -85,7 +85,7 @@ class Account:
             num_seen = int((visible if window is None else np.minimum(visible, window)).sum())
             attention_flops += 2 * num_heads * (keys.k_dim + keys.v_dim) * num_seen
             cache_bytes += key_bytes * int((batch.context_lens - oldest).sum())
-        return Work(
+        return TokenWork(
             weight_bytes=weight_bytes,
             cache_bytes=cache_bytes,
             linear_flops=2 * (self._layer_params * num_tokens + self._head_params * num_logits),

@@ -19,7 +19,7 @@ from karat.ranks.group import Group
 from karat.ranks.lifeline import end_with_parent
 from karat.ranks.placement import cores_of_ranks
 from karat.ranks.processes import Ranks
-from karat.ranks.shared_memory import SharedMemoryGroup, Watcher, create_file, make_room
+from karat.ranks.shared_memory import SharedMemoryGroup, StepWatcher, create_file, make_room
 
 _COLUMNS = 16  # of the layer whose result is reduced: it has next to nothing to compute
 _LAYERS = 200
@@ -46,7 +46,7 @@ def all_reduce_seconds(size: int, floats: int) -> tuple[float, bool]:
     descriptor = create_file()
     try:
         make_room(descriptor, size, slot_bytes=slot_bytes, whole_bytes=1)
-        watcher = Watcher(descriptor, size, slot_bytes=slot_bytes, whole_bytes=1)
+        watcher = StepWatcher(descriptor, size, slot_bytes=slot_bytes, whole_bytes=1)
         ranks = Ranks("karat.bench.exchange", size, [descriptor])
         try:
             number = watcher.next_number(_RUNS + 1)

@@ -25,7 +25,7 @@ FMA_RUN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class ReadPattern:
     """How a buffer is read: the kernel build; streams a thread; bytes by which prefetches run ahead (0: none); chunk
     0: each thread reads one part, else the bytes of the chunks that threads take in turn.
     """
@@ -37,7 +37,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """bandwidth in bytes/s, with the pattern that reached it; FMA peak in FLOP/s of the best build and of each.
 
     The median of the bandwidth is over all readings of a pattern, that of the FMA peak over the runs. A best far above
@@ -46,7 +46,7 @@ class Limits:
 
     num_threads: int
     bandwidth: float
-    pattern: Pattern
+    pattern: ReadPattern
     fma_peak: float
     fma_by_isa: dict[str, float]
     bandwidth_median: float
@@ -75,8 +75,8 @@ class LimitMeter:
             raise CapacityError(
                 f"a buffer of {num_bytes} bytes to measure the memory's bandwidth does not fit; close other programs"
             ) from None
-        self._readings: dict[Pattern, list[float]] = {pattern: [] for pattern in _patterns(self._isas)}
-        self._kept: list[Pattern] = []
+        self._readings: dict[ReadPattern, list[float]] = {pattern: [] for pattern in _patterns(self._isas)}
+        self._kept: list[ReadPattern] = []
         self._peaks = dict.fromkeys(self._isas, 0.0)
         self._peak_of_runs: list[float] = []
 
@@ -96,11 +96,11 @@ class LimitMeter:
         self._peaks.update({isa: max(self._peaks[isa], rate) for isa, rate in peaks.items()})
         self._peak_of_runs.append(max(peaks.values()))
 
-    def limits(self) -> Limits:
+    def limits(self) -> MachineLimits:
         """The best so far. Call `run` at least once before."""
         assert self._peak_of_runs, "nothing was measured"
         pattern = max(self._readings, key=lambda pattern: max(self._readings[pattern]))
-        return Limits(
+        return MachineLimits(
             num_threads=self.num_threads,
             bandwidth=max(self._readings[pattern]),
             pattern=pattern,
@@ -111,14 +111,14 @@ class LimitMeter:
             num_runs=len(self._peak_of_runs),
         )
 
-    def _read_by(self, patterns: Iterable[Pattern]) -> None:
+    def _read_by(self, patterns: Iterable[ReadPattern]) -> None:
         for pattern in patterns:
             self._readings[pattern].append(self._read_rate(pattern))
 
-    def _median(self, pattern: Pattern) -> float:
+    def _median(self, pattern: ReadPattern) -> float:
         return median(self._readings[pattern])
 
-    def _read_rate(self, pattern: Pattern) -> float:
+    def _read_rate(self, pattern: ReadPattern) -> float:
         """Bytes/s of reading the buffer once."""
         seconds, _ = self._native.read(pattern.isa, pattern.streams, pattern.ahead, pattern.chunk)
         return self._native.num_bytes / seconds
@@ -138,6 +138,6 @@ def instruction_sets() -> tuple[str, ...]:
     return () if unavailable_reason() else tuple(native().limit_isas())
 
 
-def _patterns(isas: tuple[str, ...]) -> list[Pattern]:
+def _patterns(isas: tuple[str, ...]) -> list[ReadPattern]:
     shapes = [(streams, ahead, chunk) for chunk in (0, 1 << 20) for streams in (1, 2, 4, 8) for ahead in (0, 512, 4096)]
-    return [Pattern(isa, *shape) for isa in isas for shape in shapes]
+    return [ReadPattern(isa, *shape) for isa in isas for shape in shapes]

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from karat.bench.accounting import Work
-from karat.bench.limits import Limits
+from karat.bench.accounting import TokenWork
+from karat.bench.limits import MachineLimits
 from karat.bench.sides import Side
 from karat.bench.workloads import Series, Workload
 
 SCHEMA = 1  # of the JSON; raised when a key changes its meaning or is removed
 
 
-def row(workload: Workload, karat: Series, limits: Limits | None) -> dict[str, Any]:
+def row(workload: Workload, karat: Series, limits: MachineLimits | None) -> dict[str, Any]:
     """Karat's figures of one workload.
 
     Rates are of the median sample: bytes and FLOPs of each sample over its seconds. The share of a limit is the rate
@@ -22,7 +22,7 @@ def row(workload: Workload, karat: Series, limits: Limits | None) -> dict[str, A
     """
     samples = karat.samples
     seconds = np.array([sample.seconds for sample in samples])
-    works = [sample.work or Work() for sample in samples]
+    works = [sample.work or TokenWork() for sample in samples]
     bytes_, flops = (np.array([getattr(work, name) for work in works], np.float64) for name in ("bytes", "flops"))
     bandwidth, flop_rate = float(np.median(bytes_ / seconds)), float(np.median(flops / seconds))
     shares: dict[str, Any] = {"of_bandwidth": None, "of_fma_peak": None, "of_roofline": None, "bound": None}
@@ -67,7 +67,7 @@ def peer_row(workload: Workload, karat: Series, peer: Series) -> dict[str, Any]:
     }
 
 
-def limits_object(limits: Limits) -> dict[str, Any]:
+def limits_object(limits: MachineLimits) -> dict[str, Any]:
     pattern = limits.pattern
     return {
         "threads": limits.num_threads,

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Protocol
 
 from karat.batch import ForwardBatch
-from karat.bench.accounting import Account, Work
+from karat.bench.accounting import Account, TokenWork
 from karat.engine.llm import LLM
 from karat.errors import NumericsError
 from karat.ops.executor import Pending, Rows, Runner
@@ -27,7 +27,7 @@ class Sample:
 
     seconds: float
     model_s: float | None = None
-    work: Work | None = None
+    work: TokenWork | None = None
 
 
 class Side(Protocol):
@@ -158,4 +158,4 @@ class KaratSide:
             for chunk in update.chunks:
                 if chunk.error:
                     raise NumericsError(chunk.error)
-        return Sample(seconds, watch.model_s, sum(map(self._account.of, watch.batches), Work()))
+        return Sample(seconds, watch.model_s, sum(map(self._account.of, watch.batches), TokenWork()))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from karat.bench.load.prompts import Conversation, Supply
+from karat.bench.load.prompts import PlannedConversation, Supply
 from karat.engine.llm import LLM
 from karat.errors import ExecutorError, UsageError
 from karat.request import SamplingParams
@@ -22,7 +22,7 @@ _PEER_S = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ThroughputPlan:
     """`num_prompts` prompts in each of `repeat` turns, `batch` of them computed at a time."""
 
     num_prompts: int
@@ -32,7 +32,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class BatchedBench:
     """llama-batched-bench at `program`: one batch of prompts of a fixed length, and as many steps of decode. It draws
     its tokens at random, samples nothing and makes no text.
     """
@@ -49,13 +49,13 @@ class Peer:
         if not self.model.is_file():
             raise UsageError(f"--peer {PEER} {self.program}: it reads GGUF files only; give one instead of a folder")
 
-    def command(self, plan: Plan) -> list[str]:
+    def command(self, plan: ThroughputPlan) -> list[str]:
         size = plan.batch * (self.prompt_tokens + self.answer_tokens)
         lengths = ["-npp", str(self.prompt_tokens), "-ntg", str(self.answer_tokens), "-npl", str(plan.batch)]
         threads = ["-t", str(plan.threads), "-tb", str(plan.threads)]
         return [self.program, "-m", str(self.model), "-c", str(size), *lengths, *threads, "--output-format", "jsonl"]
 
-    def measure(self, plan: Plan) -> dict[str, float]:
+    def measure(self, plan: ThroughputPlan) -> dict[str, float]:
         """Its own figures of one batch. ExecutorError if it fails."""
         done = subprocess.run(
             self.command(plan), stdin=subprocess.DEVNULL, capture_output=True, timeout=_PEER_S, check=False
@@ -84,7 +84,13 @@ class _Told(msgspec.Struct):
 
 
 def measure(
-    llm: LLM, plan: Plan, supply: Supply, peer: Peer | None, progress: Callable[[str], None], *, shows_bar: bool
+    llm: LLM,
+    plan: ThroughputPlan,
+    supply: Supply,
+    peer: BatchedBench | None,
+    progress: Callable[[str], None],
+    *,
+    shows_bar: bool,
 ) -> dict[str, Any]:
     """The figures of both sides, and the ratios of the turns. The side that begins changes. `llm` is warmed up."""
     _turn(llm, supply.take(1), shows_bar=False)
@@ -129,7 +135,7 @@ def rates(num_requests: int, num_prompt: int, num_output: int, seconds: float) -
     }
 
 
-def _turn(llm: LLM, asked: Sequence[Conversation], *, shows_bar: bool) -> dict[str, float]:
+def _turn(llm: LLM, asked: Sequence[PlannedConversation], *, shows_bar: bool) -> dict[str, float]:
     prompts: list[Sequence[int]] = []
     for conversation in asked:
         for turn in conversation.turns:

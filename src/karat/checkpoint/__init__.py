@@ -5,7 +5,7 @@ from karat.checkpoint.folder import FolderCheckpoint, open_folder
 from karat.checkpoint.gguf import GgufCheckpoint
 from karat.checkpoint.locate import resolve
 from karat.checkpoint.requantizing import Requantized, requantize, requantized_type
-from karat.checkpoint.safetensors import Header, TensorEntry, read_header, read_safetensors
+from karat.checkpoint.safetensors import SafetensorsHeader, TensorEntry, read_header, read_safetensors
 from karat.checkpoint.strict_json import read_json
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 
@@ -15,9 +15,9 @@ __all__ = [
     "Checkpoint",
     "FolderCheckpoint",
     "GgufCheckpoint",
-    "Header",
     "ModelCheckpoint",
     "Requantized",
+    "SafetensorsHeader",
     "TensorEntry",
     "Weight",
     "WeightSpec",

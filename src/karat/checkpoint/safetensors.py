@@ -76,14 +76,14 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SafetensorsHeader:
     """A file's header: entries in its order, and the free-text metadata."""
 
     entries: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> SafetensorsHeader:
     """Reads and checks the header of a safetensors file, with tensors of any type. Raises CheckpointError."""
     file, size = open_regular(path)
     with file:
@@ -115,7 +115,7 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
     }
 
 
-def _read_header(path: Path, file: BinaryIO, size: int) -> Header:
+def _read_header(path: Path, file: BinaryIO, size: int) -> SafetensorsHeader:
     prefix = file.read(8)
     if len(prefix) < 8:
         raise CheckpointError(
@@ -140,7 +140,7 @@ def _read_header(path: Path, file: BinaryIO, size: int) -> Header:
     return header
 
 
-def _parse(stream: JsonStream, data_start: int, size: int) -> Header:
+def _parse(stream: JsonStream, data_start: int, size: int) -> SafetensorsHeader:
     entries: dict[str, TensorEntry] = {}
     metadata: dict[str, str] = {}
     for name in stream.members():
@@ -161,7 +161,7 @@ def _parse(stream: JsonStream, data_start: int, size: int) -> Header:
         except JsonError as fault:
             raise JsonError(f"tensor {shown(name)}: {fault}") from None
     stream.finish()
-    return Header(entries, metadata)
+    return SafetensorsHeader(entries, metadata)
 
 
 def _entry(value: Any, data_start: int, size: int) -> TensorEntry:

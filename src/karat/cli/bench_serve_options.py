@@ -9,8 +9,8 @@ import typer
 from karat.errors import UsageError
 
 if TYPE_CHECKING:
-    from karat.bench.load.prompts import Shape
-    from karat.bench.load.session import Plan
+    from karat.bench.load.prompts import ConversationShape
+    from karat.bench.load.session import TrafficPlan
     from karat.bench.load.summary import Goals
 
 DEFAULT_CONCURRENCY = 16
@@ -51,24 +51,24 @@ class TrafficOptions:
     """When requests are sent, and how many."""
 
     concurrency: Annotated[
-        list[int] | None, _option("Load", "N", "Clients at a time (default: 16); repeatable, a point each.")
+        list[int] | None, _option("Traffic", "N", "Clients at a time (default: 16); repeatable, a point each.")
     ] = None
     rate: Annotated[
-        list[float] | None, _option("Load", "R", "Requests a second at random times (Poisson); repeatable.")
+        list[float] | None, _option("Traffic", "R", "Requests a second at random times (Poisson); repeatable.")
     ] = None
-    sweep: Annotated[int, _option("Load", "N", "Then N rates, up to what the last load reached.")] = 0
+    sweep: Annotated[int, _option("Traffic", "N", "Then N rates, up to what the last load reached.")] = 0
     requests: Annotated[
-        int | None, _option("Load", "N", "Conversations of a turn (default: 4 a client, at least 32).")
+        int | None, _option("Traffic", "N", "Conversations of a turn (default: 4 a client, at least 32).")
     ] = None
-    repeat: Annotated[int, _option("Load", "N", "Turns of each load, with new prompts each.")] = 1
-    warmup: Annotated[int, _option("Load", "N", "Conversations before, which do not count.")] = 1
-    warm: Annotated[bool, _flag("Load", "--warm", "Each turn again with the same prompts, apart.")] = False
-    timeout_s: Annotated[float, _option("Load", "S", "A request that takes longer has failed.")] = 600
+    repeat: Annotated[int, _option("Traffic", "N", "Turns of each load, with new prompts each.")] = 1
+    warmup: Annotated[int, _option("Traffic", "N", "Conversations before, which do not count.")] = 1
+    warm: Annotated[bool, _flag("Traffic", "--warm", "Each turn again with the same prompts, apart.")] = False
+    timeout_s: Annotated[float, _option("Traffic", "S", "A request that takes longer has failed.")] = 600
 
-    def plan(self, goals: "Goals") -> "Plan":
+    def plan(self, goals: "Goals") -> "TrafficPlan":
         """Raises UsageError."""
-        from karat.bench.load.session import Plan
-        from karat.bench.load.traffic import Load
+        from karat.bench.load.session import TrafficPlan
+        from karat.bench.load.traffic import Traffic
 
         at_least_one = {"--requests": self.requests, "--repeat": self.repeat}
         for option, value in [*at_least_one.items(), *(("--concurrency", n) for n in self.concurrency or ())]:
@@ -81,8 +81,8 @@ class TrafficOptions:
             if not 0 < number < float("inf"):
                 raise UsageError(f"{option} {number}: expected a number above 0")
         concurrency = self.concurrency or ([] if self.rate else [DEFAULT_CONCURRENCY])
-        return Plan(
-            loads=[*(Load(concurrency=n) for n in concurrency), *(Load(rate=each) for each in self.rate or ())],
+        return TrafficPlan(
+            loads=[*(Traffic(concurrency=n) for n in concurrency), *(Traffic(rate=each) for each in self.rate or ())],
             num_requests=self.requests,
             repeat=self.repeat,
             warmup=self.warmup,
@@ -113,10 +113,10 @@ class PromptOptions:
     body: Annotated[str | None, _option("Prompts", "JSON", "More fields of each request.")] = None
     seed: Annotated[int | None, _option("Prompts", "N", "Of prompts and times (default: a new one, stated).")] = None
 
-    def shape(self) -> "Shape":
+    def shape(self) -> "ConversationShape":
         """Raises UsageError."""
         from karat.bench.load.lengths import Lengths
-        from karat.bench.load.prompts import Shape
+        from karat.bench.load.prompts import ConversationShape
 
         for option, value, least in (
             ("--prefix-tokens", self.prefix_tokens, 0),
@@ -130,7 +130,7 @@ class PromptOptions:
             raise UsageError(f"--turns {self.turns} needs --chat: a completion has no turns")
         if self.dataset is not None and self.prefix_tokens:
             raise UsageError("--prefix-tokens belongs to prompts that are drawn; leave it out, or --dataset")
-        return Shape(
+        return ConversationShape(
             prompt_tokens=Lengths.parse(self.prompt_tokens, "--prompt-tokens"),
             answer_tokens=Lengths.parse(self.tokens, "--tokens"),
             turns=self.turns,

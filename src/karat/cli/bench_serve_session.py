@@ -11,9 +11,9 @@ import numpy as np
 
 import karat
 from karat.bench.load.asking import Manner
-from karat.bench.load.prompts import Source, Supply
-from karat.bench.load.servers import Server, free_port, karat_command, llama_server_command
-from karat.bench.load.session import SCHEMA, Plan, measure
+from karat.bench.load.prompts import RandomText, Supply
+from karat.bench.load.servers import MeasuredServer, free_port, karat_command, llama_server_command
+from karat.bench.load.session import SCHEMA, TrafficPlan, measure
 from karat.bench.load.summary import Goals
 from karat.checkpoint import resolve
 from karat.cli.bench import facts_of_now
@@ -51,7 +51,7 @@ def measured(
         path = None if targets.url is not None else shapes.path(model, stack, quiet=quiet)
         tokenizer_path = path if prompts.tokenizer is None else resolve(prompts.tokenizer, progress=not quiet)
         tokenizer = None if tokenizer_path is None else Tokenizer.of(open_model(tokenizer_path))
-        supply = Supply(Source(rng, tokenizer, as_ids=not prompts.chat), shape, prompts.dataset)
+        supply = Supply(RandomText(rng, tokenizer, as_ids=not prompts.chat), shape, prompts.dataset)
         seq_tokens = -(-((supply.most_tokens or shape.most_tokens) + _SLACK) // 256) * 256
         servers = [_first(targets, path, plan), *_second(targets, path, plan, seq_tokens)]
         for server in servers:
@@ -117,28 +117,28 @@ def _shown(command: Sequence[str] | None) -> str | None:
     return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 
-def _num_seqs(plan: Plan) -> int:
+def _num_seqs(plan: TrafficPlan) -> int:
     """Places of a server that is started here: one for each client, and as usual where nobody counts them."""
     return max([load.concurrency or DEFAULT_CONCURRENCY for load in plan.loads])
 
 
-def _first(targets: TargetOptions, path: Path | None, plan: Plan) -> Server:
+def _first(targets: TargetOptions, path: Path | None, plan: TrafficPlan) -> MeasuredServer:
     if path is None:
         assert targets.url is not None
-        return Server("server", targets.url, headers=_key(targets.api_key_file))
+        return MeasuredServer("server", targets.url, headers=_key(targets.api_key_file))
     port, threads = free_port(), targets.threads or num_physical_cores()
     command = karat_command(str(path), port, num_seqs=_num_seqs(plan), threads=threads, activations=targets.activations)
-    return Server("karat", f"http://127.0.0.1:{port}", headers={}, command=command)
+    return MeasuredServer("karat", f"http://127.0.0.1:{port}", headers={}, command=command)
 
 
-def _second(targets: TargetOptions, path: Path | None, plan: Plan, seq_tokens: int) -> list[Server]:
+def _second(targets: TargetOptions, path: Path | None, plan: TrafficPlan, seq_tokens: int) -> list[MeasuredServer]:
     if targets.peer is None:
         return []
     name, place = targets.peer
     if name in ("karat", "server"):
         raise UsageError(f"--peer {name}: the first server is called so; give the other another name")
     if place.startswith(("http://", "https://")):
-        return [Server(name, place, headers={})]
+        return [MeasuredServer(name, place, headers={})]
     if name != "llama-server":
         raise UsageError(f"--peer {name} {place}: only llama-server can be started here; give the URL of another")
     if path is None:
@@ -146,7 +146,7 @@ def _second(targets: TargetOptions, path: Path | None, plan: Plan, seq_tokens: i
     port, threads = free_port(), targets.threads or num_physical_cores()
     num_seqs = _num_seqs(plan)
     command = llama_server_command(place, str(path), port, num_seqs=num_seqs, threads=threads, seq_tokens=seq_tokens)
-    return [Server(name, f"http://127.0.0.1:{port}", headers={}, command=command)]
+    return [MeasuredServer(name, f"http://127.0.0.1:{port}", headers={}, command=command)]
 
 
 def _key(path: Path | None) -> dict[str, str]:

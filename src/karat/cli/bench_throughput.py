@@ -72,16 +72,18 @@ def bench_throughput(
     import karat
     from karat.bench import throughput
     from karat.bench.load.lengths import Lengths
-    from karat.bench.load.prompts import Shape, Source, Supply
+    from karat.bench.load.prompts import ConversationShape, RandomText, Supply
     from karat.machine.cores import num_physical_cores
     from karat.models.opening import open_model
     from karat.text import Tokenizer
 
-    shape = Shape(
+    shape = ConversationShape(
         prompt_tokens=Lengths.parse(prompt_tokens, "--prompt-tokens"), answer_tokens=Lengths.parse(tokens, "--tokens")
     )
     drawn_seed = secrets.randbits(32) if seed is None else seed
-    plan = throughput.Plan(num_prompts=num_prompts, batch=batch, repeat=repeat, threads=threads or num_physical_cores())
+    plan = throughput.ThroughputPlan(
+        num_prompts=num_prompts, batch=batch, repeat=repeat, threads=threads or num_physical_cores()
+    )
     progress = Progress(quiet=quiet, lines=True)
     with ExitStack() as stack:
         stack.callback(progress.clear)
@@ -94,9 +96,9 @@ def bench_throughput(
                 raise UsageError(
                     "--peer computes prompts and answers of one length; give --prompt-tokens and --tokens N"
                 )
-            other = throughput.Peer(peer[1], path, shape.prompt_tokens.low, shape.answer_tokens.low)
+            other = throughput.BatchedBench(peer[1], path, shape.prompt_tokens.low, shape.answer_tokens.low)
             other.check()
-        source = Source(np.random.default_rng(drawn_seed), Tokenizer.of(open_model(path)), as_ids=True)
+        source = RandomText(np.random.default_rng(drawn_seed), Tokenizer.of(open_model(path)), as_ids=True)
         supply = Supply(source, shape, dataset)
         progress("loading the model")
         longest = supply.most_tokens or shape.most_tokens

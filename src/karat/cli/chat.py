@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from karat.cli.chat_input import is_interactive, line_reader, read_entry, typed_entry
-from karat.cli.chat_session import Session
+from karat.cli.chat_session import ChatSession
 from karat.cli.conversation import Conversation
 from karat.cli.exits import one_line
 from karat.cli.generation import load, remark
@@ -62,7 +62,9 @@ def chat(
     llm = load(name, loading, quiet=quiet)
     interactive = is_interactive()
     talk = Conversation(system, settings)
-    session = Session(llm, talk, quiet=quiet, interactive=interactive, sanitize_control_tokens=sanitize_control_tokens)
+    session = ChatSession(
+        llm, talk, quiet=quiet, interactive=interactive, sanitize_control_tokens=sanitize_control_tokens
+    )
     if not quiet:
         remark(llm, name, settings, loading)
         if interactive:
@@ -71,7 +73,7 @@ def chat(
     llm.check_ranks()
 
 
-def _talk(session: Session, llm: "LLM", *, interactive: bool) -> None:
+def _talk(session: ChatSession, llm: "LLM", *, interactive: bool) -> None:
     """Takes entries until the end of the input or /exit. An error ends it too, unless a person types.
 
     The death of a rank is reported soon, not when the next message is sent.

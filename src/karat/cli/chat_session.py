@@ -35,7 +35,7 @@ _HELP = (
 )
 
 
-class Session:
+class ChatSession:
     """A conversation with a model. `handle` takes one entry, and raises a KaratError for anything that it cannot do.
 
     Raises TemplateError at once if the model has no chat template, or none for this system message.

@@ -95,7 +95,7 @@ def check(
     from karat.check.model.checked import open_model
     from karat.check.record import llamacpp
     from karat.check.session.agreement import has_transformers
-    from karat.check.session.session import STAGES, Plan, Session
+    from karat.check.session.session import STAGES, CheckPlan, CheckSession
     from karat.check.session.stage import meaning, overall
     from karat.check.stages.registry import run_stages
     from karat.cli.check_facts import gather, plain
@@ -176,7 +176,7 @@ def check(
     if report is not None and not report.parent.is_dir():
         raise OutputError(f"--report {report}: there is no folder {report.parent}; make it, or choose another place")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    plan = Plan(
+    plan = CheckPlan(
         model=opened,
         other=Path(str(against)) if is_trace else None,
         hybrid=tuple(hybrid or ()),
@@ -192,7 +192,7 @@ def check(
         **computed,
     )
     progress = Progress(quiet=quiet)
-    session = Session(plan, progress)
+    session = CheckSession(plan, progress)
     if session.drawn:
         note(f"{session.no_tokenizer}; so {len(session.ids)} token ids were drawn with --seed {drawn}")
     done = []

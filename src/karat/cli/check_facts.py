@@ -15,14 +15,14 @@ from karat import __version__
 from karat.machine import cores, memory, processor
 
 if TYPE_CHECKING:
-    from karat.check.session.session import Session
+    from karat.check.session.session import CheckSession
     from karat.check.session.stage import Stage
 
 # Packages that decide the computed numbers, or those that they are compared with. Installed ones are listed.
 _PACKAGES = ("tokenizers", "jinja2", "safetensors", "torch", "transformers", "llama_cpp_python", "gguf")
 
 
-def gather(session: "Session", stages: "Sequence[Stage]", verdict: str, args: Sequence[str]) -> dict[str, Any]:
+def gather(session: "CheckSession", stages: "Sequence[Stage]", verdict: str, args: Sequence[str]) -> dict[str, Any]:
     """All facts; `args` are the words behind `karat`."""
     from karat.check.model.weights import digest
     from karat.ops.contract import contract_of
@@ -83,7 +83,7 @@ def plain(value: Any) -> Any:
     return float(value) if math.isfinite(value) else None
 
 
-def _options(session: "Session") -> dict[str, Any]:
+def _options(session: "CheckSession") -> dict[str, Any]:
     """The plan that was carried out, with its defaults."""
     plan = session.plan
     beside = [name for name, there in (("hf", plan.with_hf), ("llama.cpp", plan.with_llamacpp)) if there]

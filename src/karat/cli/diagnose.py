@@ -73,7 +73,7 @@ def diagnose(
     gives the recorded numbers to rounding; mistakes that give them equally well are named with it.
     """
     from karat.check.diagnosis.diagnose import Diagnoser
-    from karat.check.diagnosis.disagreement import Ranks
+    from karat.check.diagnosis.disagreement import RankTraces
     from karat.check.diagnosis.onward import onward, onward_lines, suspects
     from karat.check.diagnosis.peers import graph_of, known_difference
     from karat.check.diagnosis.reference import departure, departure_alone, departure_lines
@@ -93,7 +93,7 @@ def diagnose(
         raise typer.Exit(_show_alone(departure_alone(trace, right), trace, right, as_json=as_json))
     ranked = trace
     trace, differing = gathered(opened.graph, ranked)
-    ranks = Ranks(opened.graph, opened.weights(trace.info.dtype), ranked, differing) if differing else None
+    ranks = RankTraces(opened.graph, opened.weights(trace.info.dtype), ranked, differing) if differing else None
     if (disagreement := ranks.disagreement() if ranks else None) is not None:
         note(disagreement.text)
         trace, _ = gathered(opened.graph, ranked, disagreement.rank)

@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from karat.bench.load.asking import Record
+from karat.bench.load.asking import AskedRecord
 from karat.cli.terminal import is_terminal
 
 
@@ -50,7 +50,7 @@ class LoadProgress:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task(text, total=number, rates="")
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: AskedRecord) -> None:
         self._ended += 1
         self._tokens += record.output_tokens
         if self._bar is not None and self._task is not None:

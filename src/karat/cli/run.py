@@ -15,7 +15,7 @@ from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, re
 from karat.cli.options import LoadOptions, SanitizeControlTokens
 from karat.cli.prefill import PromptWatch
 from karat.cli.run_json import as_object
-from karat.cli.run_receipt import Gathered, settle_seed, signer_from
+from karat.cli.run_receipt import ReceiptChunks, settle_seed, signer_from
 from karat.cli.sampling_options import ReportOptions, SamplingOptions
 from karat.cli.sources import resolve
 from karat.cli.terminal import emit, is_terminal, note
@@ -108,7 +108,7 @@ def run(
     settle_seed(task)
     meter = Meter(len(task.prompt_ids))
     prefill = PromptWatch(quiet=quiet)
-    gathered = Gathered()
+    gathered = ReceiptChunks()
     chunks = meter.watch(task.stream(prefill))
     if receipt is not None:
         chunks = gathered.watch(chunks)

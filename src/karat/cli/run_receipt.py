@@ -21,7 +21,7 @@ def settle_seed(task: Task) -> None:
         task.params = replace(task.params, seed=derived_seed(0, 0))
 
 
-class Gathered:
+class ReceiptChunks:
     """The chunks of a stream that went by."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from karat.errors import KaratError, UsageError
 if TYPE_CHECKING:
     from karat.engine.async_llm import AsyncLLM
     from karat.server.request_log import LogFormat
-    from karat.server.settings import Settings
+    from karat.server.settings import ServerSettings
 
 EXAMPLES = """
 Examples
@@ -79,7 +79,7 @@ def serve(
 
 async def _serve(
     name: str | None,
-    settings: "Settings",
+    settings: "ServerSettings",
     options: dict[str, Any],
     say: Callable[[str], None] | None,
     num_lost_lines: Callable[[], int],
@@ -102,8 +102,8 @@ async def _serve(
     return INTERRUPTED if number == signal.SIGINT else 128 + number
 
 
-def _settings(name: str | None, given: ServeOptions) -> "Settings":
-    from karat.server.settings import Limits, Settings
+def _settings(name: str | None, given: ServeOptions) -> "ServerSettings":
+    from karat.server.settings import ServerLimits, ServerSettings
 
     if (given.tls_cert is None) != (given.tls_key is None):
         raise UsageError("--tls-cert and --tls-key go together; give both")
@@ -137,12 +137,12 @@ def _settings(name: str | None, given: ServeOptions) -> "Settings":
     for option, value in (own | bounds).items():
         if isinstance(value, int | float) and option != "port" and not value > 0:
             raise UsageError(f"{option}={value}: expected a number above 0")
-    return Settings(
+    return ServerSettings(
         model_names=tuple(given.served_model_name or [_usual_name(name)]),
         api_keys=_keys(given),
         allowed_hosts=tuple(given.allowed_host or ()),
         allowed_origins=tuple(given.allowed_origin or ()),
-        limits=Limits(**{option: value for option, value in bounds.items() if value is not None}),
+        limits=ServerLimits(**{option: value for option, value in bounds.items() if value is not None}),
         **{option: value for option, value in own.items() if value is not None},
     )
 

@@ -21,7 +21,7 @@ MAX_PIPE_BYTES = 64 * 1024**2  # a context of a million tokens has about 4 MiB
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """What to run: model None is the embedded one. `reading` says why a single word was taken for the model, and
     `remark` that one was taken for the prompt which may be meant as a model.
     """
@@ -33,7 +33,7 @@ class Source:
     remark: str | None = None
 
 
-def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Source:
+def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> ModelSource:
     """The model and the prompt that a command line means; may read the pipe.
 
     `words` are the positional arguments, `model` and `prompt` the values of `-m` and `-p`, which are taken as they
@@ -75,7 +75,7 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Sour
     remark = None
     if model is None and list(words) == [prompt] and _LIKE_A_NAME.fullmatch(prompt):
         remark = f"{prompt!r} is the prompt, and the embedded model goes on with it; name a model by -m {prompt}"
-    return Source(model, _as_utf8(prompt), reading, is_piped, remark)
+    return ModelSource(model, _as_utf8(prompt), reading, is_piped, remark)
 
 
 def looks_like_model(word: str) -> str | None:

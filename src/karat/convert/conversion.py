@@ -19,7 +19,7 @@ from karat.checkpoint.unused import remarks_on_unused
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
 from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
-from karat.convert.mix import Mix, type_of
+from karat.convert.mix import TypeMix, type_of
 from karat.convert.tokenizer import tokenizer_pairs
 from karat.errors import NumericsError, UsageError
 from karat.models.families import FAMILIES
@@ -62,7 +62,7 @@ class Conversion:
 def convert(
     source: ModelCheckpoint,
     path: Path,
-    mix: Mix,
+    mix: TypeMix,
     *,
     pure: bool = False,
     requantize: bool = False,
@@ -117,7 +117,7 @@ def _in_order(weights: Mapping[str, Weight]) -> list[tuple[str, Weight]]:
     return [(name, weight) for name, weight in weights.items() if name == weight.name]
 
 
-def _chosen_type(mix: Mix, name: str, weight: Weight, config: ModelConfig, *, pure: bool) -> tuple[str, str | None]:
+def _chosen_type(mix: TypeMix, name: str, weight: Weight, config: ModelConfig, *, pure: bool) -> tuple[str, str | None]:
     match = _LAYER.match(name)
     dtype = type_of(mix, name, weight.shape, int(match[1]) if match else None, config, pure=pure)
     if len(weight.shape) < 2 or dtype == mix.base:

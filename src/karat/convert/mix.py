@@ -27,7 +27,7 @@ _SMALLER_BLOCKS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class TypeMix:
     """A mix: the name that `convert` takes, its base type, and its number in general.file_type."""
 
     name: str
@@ -35,34 +35,34 @@ class Mix:
     file_type: int
 
 
-MIXES: Mapping[str, Mix] = {
+MIXES: Mapping[str, TypeMix] = {
     mix.name: mix
     for mix in (
-        Mix("F32", "F32", 0),
-        Mix("F16", "F16", 1),
-        Mix("BF16", "BF16", 32),
-        Mix("Q8_0", "Q8_0", 7),
-        Mix("Q4_0", "Q4_0", 2),
-        Mix("Q4_1", "Q4_1", 3),
-        Mix("Q5_0", "Q5_0", 8),
-        Mix("Q5_1", "Q5_1", 9),
-        Mix("Q2_K", "Q2_K", 10),
-        Mix("Q3_K_S", "Q3_K", 11),
-        Mix("Q3_K_M", "Q3_K", 12),
-        Mix("Q3_K_L", "Q3_K", 13),
-        Mix("Q4_K_S", "Q4_K", 14),
-        Mix("Q4_K_M", "Q4_K", 15),
-        Mix("Q5_K_S", "Q5_K", 16),
-        Mix("Q5_K_M", "Q5_K", 17),
-        Mix("Q6_K", "Q6_K", 18),
-        Mix("IQ4_NL", "IQ4_NL", 25),
-        Mix("IQ4_XS", "IQ4_XS", 30),
+        TypeMix("F32", "F32", 0),
+        TypeMix("F16", "F16", 1),
+        TypeMix("BF16", "BF16", 32),
+        TypeMix("Q8_0", "Q8_0", 7),
+        TypeMix("Q4_0", "Q4_0", 2),
+        TypeMix("Q4_1", "Q4_1", 3),
+        TypeMix("Q5_0", "Q5_0", 8),
+        TypeMix("Q5_1", "Q5_1", 9),
+        TypeMix("Q2_K", "Q2_K", 10),
+        TypeMix("Q3_K_S", "Q3_K", 11),
+        TypeMix("Q3_K_M", "Q3_K", 12),
+        TypeMix("Q3_K_L", "Q3_K", 13),
+        TypeMix("Q4_K_S", "Q4_K", 14),
+        TypeMix("Q4_K_M", "Q4_K", 15),
+        TypeMix("Q5_K_S", "Q5_K", 16),
+        TypeMix("Q5_K_M", "Q5_K", 17),
+        TypeMix("Q6_K", "Q6_K", 18),
+        TypeMix("IQ4_NL", "IQ4_NL", 25),
+        TypeMix("IQ4_XS", "IQ4_XS", 30),
     )
 }
 
 
 def type_of(
-    mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, config: ModelConfig, *, pure: bool = False
+    mix: TypeMix, name: str, shape: tuple[int, ...], layer: int | None, config: ModelConfig, *, pure: bool = False
 ) -> str:
     """The stored type of the tensor with this Hugging Face name and shape; `layer` is None outside layers.
 
@@ -77,7 +77,7 @@ def type_of(
     return wanted if _divides(shape, wanted) else "F16"
 
 
-def _wanted(mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, config: ModelConfig) -> str:
+def _wanted(mix: TypeMix, name: str, shape: tuple[int, ...], layer: int | None, config: ModelConfig) -> str:
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     if name == head:
         return "Q8_0" if mix.base == "Q8_0" or not _divides(shape, mix.base) else "Q6_K"
@@ -90,7 +90,7 @@ def _wanted(mix: Mix, name: str, shape: tuple[int, ...], layer: int | None, conf
     return wanted
 
 
-def _in_layer(mix: Mix, part: str, layer: int, config: ModelConfig) -> str:
+def _in_layer(mix: TypeMix, part: str, layer: int, config: ModelConfig) -> str:
     """The type of a part of a layer (v_proj, down_proj …), by the rules for all families."""
     shape = config.shape(layer)
     is_shared = shape.num_heads >= 4 * shape.num_kv_heads

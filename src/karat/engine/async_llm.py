@@ -35,7 +35,7 @@ from karat.models.registry import read_config
 from karat.ops.registry import take_options
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Comparison
-from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, Stored
+from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Verdict
 from karat.request import Resume, SamplingParams, StructuredOutputs, shown
@@ -85,17 +85,21 @@ class AsyncLLM:
         try:
             checkpoint = open_model(self.path, opening.overrides)
             self.config = read_config(checkpoint.config)
-            text_side = TokenizerLoading(checkpoint, self.config, opening.tokenizer, opening.options.generation_config)
-            stored = Stored(
+            tokenizer_loading = TokenizerLoading(
+                checkpoint, self.config, opening.tokenizer, opening.options.generation_config
+            )
+            stored = StoredModel(
                 config=self.config,
                 checkpoint=checkpoint,
                 prepare=Preparation(opening.options.quantize, quiet=True),
-                tokenizer=lambda: text_side.result()[0],
+                tokenizer=lambda: tokenizer_loading.result()[0],
             )
             hashing = self._fingerprinting = Fingerprinting(stored)
-            text_side.then(hashing.begin)  # beside the engine's process, which loads; not beside the interpreter's lock
+            tokenizer_loading.then(
+                hashing.begin
+            )  # beside the engine's process, which loads; not beside the interpreter's lock
             ready = process.ready(progress)
-            self.tokenizer, defaults = text_side.result()
+            self.tokenizer, defaults = tokenizer_loading.result()
         except BaseException:
             if hashing is not None:
                 hashing.end()
@@ -389,7 +393,7 @@ class AsyncLLM:
         too long; OverloadedError where those of others do. Requests that come without it wait here themselves.
         """
         self._engine.attach()
-        (await self.admission.forms.compiled(form)).begin(end_token_ids)
+        (await self.admission.grammars.compiled(form)).begin(end_token_ids)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text as a prompt. CapacityError for a text that no context can hold."""

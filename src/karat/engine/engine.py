@@ -17,7 +17,7 @@ from karat.engine.choosing.replay_reader import ReplayReader
 from karat.engine.engine_config import EngineConfig
 from karat.engine.requests.admission import Admission
 from karat.engine.requests.grammar_cache import GrammarCache
-from karat.engine.requests.request_updates import Entry, PromptProgress, RequestUpdate
+from karat.engine.requests.request_updates import OpenEntry, PromptProgress, RequestUpdate
 from karat.engine.scheduling.batch_building import build_batch
 from karat.engine.scheduling.scheduler import Chunk, Scheduler, work_of
 from karat.engine.scheduling.sequence import Sequence
@@ -74,11 +74,11 @@ class Engine:
         tokenizer: Tokenizer,
         config: EngineConfig,
         clock: Callable[[], float] = perf_counter,
-        forms: GrammarCache | None = None,
+        grammars: GrammarCache | None = None,
     ) -> None:
         """`clock` gives seconds. The time of steps decides how much of a prompt the next ones compute.
 
-        forms: those of another engine with this tokenizer and vocabulary (None: its own).
+        grammars: those of another engine with this tokenizer and vocabulary (None: its own).
         """
         self.config = config
         self.scheduler = Scheduler(
@@ -94,11 +94,13 @@ class Engine:
         self._pace = Pace(config.key_work)
         self._seq_ids = count()
         self._readers: dict[int, Reader] = {}  # by seq_id; a reader that ended is not in it
-        self._entries: dict[str, Entry] = {}  # by request_id
+        self._entries: dict[str, OpenEntry] = {}  # by request_id
         self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._in_flight: _Step | None = None  # the step before, where steps overlap
         self._half_done = False  # whether a change is under way, or was when an interrupt came
-        self.admission = Admission(config, GrammarCache.of(tokenizer, config.vocab_size) if forms is None else forms)
+        self.admission = Admission(
+            config, GrammarCache.of(tokenizer, config.vocab_size) if grammars is None else grammars
+        )
 
     @property
     def has_work(self) -> bool:
@@ -138,7 +140,7 @@ class Engine:
         going = [choice for choice in choices if choice.finish_reason is None]  # a resumed one may have its end
         self._half_done = True
         self._readers.update({choice.sequence.seq_id: choice for choice in going})
-        entry = Entry(request, choices, (tuple(choice.given for choice in choices), ()))
+        entry = OpenEntry(request, choices, (tuple(choice.given for choice in choices), ()))
         self._entries[request.request_id] = entry
         for choice in going:
             self.scheduler.add(choice.sequence)
@@ -288,7 +290,7 @@ class Engine:
         self._half_done = False
         return reader
 
-    def _entry(self, request_id: str) -> Entry:
+    def _entry(self, request_id: str) -> OpenEntry:
         entry = self._entries.get(request_id)
         if entry is None:
             raise RequestError(f"there is no request {request_id!r}: it has ended or was aborted; make it again")

@@ -41,14 +41,14 @@ from karat.models.registry import read_config
 from karat.ops import registry
 from karat.ops.contract import contract_of
 from karat.outputs import RequestOutput, StreamChunk
-from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, Stored
+from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
 from karat.request import Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
     from karat.engine.ranks.rank_model import ParallelModel
     from karat.engine.receipts.comparing import Compare
-    from karat.engine.receipts.verifying import Answered, ReceiptWish, Replay
+    from karat.engine.receipts.verifying import Answered, ReceiptWish, ReplayCommand
     from karat.engine.remote.client import AsyncEngine
     from karat.receipts.comparison import Comparison, Parting
     from karat.receipts.receipt import Receipt
@@ -171,7 +171,7 @@ class LLM:
         checkpoint = _opened(model, overrides)
         self.path = checkpoint.path
         self.config = read_config(checkpoint.config)
-        text_side = TokenizerLoading(checkpoint, self.config, tokenizer, generation_config)
+        tokenizer_loading = TokenizerLoading(checkpoint, self.config, tokenizer, generation_config)
         plan = self.plan = plan_load(checkpoint, self.config, ops, options)
         self.max_model_len, self.kv_dtype = plan.sizes.max_model_len, plan.kv_dtype
         self.executor, self.dtype, self.activations = ops.executor, ops.dtype, plan.activations
@@ -179,19 +179,19 @@ class LLM:
 
         def loaded(done: int, total: int) -> None:
             if done > _MUCH:
-                text_side.start()
-            text_side.raise_fault()  # at once, not after all is loaded
+                tokenizer_loading.start()
+            tokenizer_loading.raise_fault()  # at once, not after all is loaded
             if progress is not None:
                 progress(done, total)
 
         self._ranks: ParallelModel | None = None
         if tensor_parallel_size > 1:
-            text_side.result()  # before ranks start: an error leaves no ranks behind
+            tokenizer_loading.result()  # before ranks start: an error leaves no ranks behind
             self._ranks = plan.ranks(loaded)
-        self._model = None if self._ranks else plan.model(loaded, meanwhile=text_side.start)
+        self._model = None if self._ranks else plan.model(loaded, meanwhile=tokenizer_loading.start)
         run = plan.runner(self._model) if self._model else self._ranks
         assert run is not None
-        self.tokenizer, defaults = text_side.result()
+        self.tokenizer, defaults = tokenizer_loading.result()
         for note in self.tokenizer.notes:
             _log.warning("%s: %s", checkpoint.path.name, note)
         for note in self.tokenizer.remarks:
@@ -204,11 +204,11 @@ class LLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.engine = Engine(run, self.tokenizer, plan.sizes)
-        self._turns = SharedEngine(self.engine)
+        self._shared = SharedEngine(self.engine)
         self._intake = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         prepare = Preparation(quantize, quiet=True)
-        stored = Stored(
-            config=self.config, checkpoint=checkpoint, prepare=prepare, tokenizer=lambda: text_side.result()[0]
+        stored = StoredModel(
+            config=self.config, checkpoint=checkpoint, prepare=prepare, tokenizer=lambda: tokenizer_loading.result()[0]
         )
         self._fingerprinting = Fingerprinting(stored)
         self._fingerprinting.identify(
@@ -247,7 +247,7 @@ class LLM:
         "error".
         """
         refuse("generate", others, LLM.generate)
-        self._turns.require_open()
+        self._shared.require_open()
         listed = prompts_in(prompts)
         all_params = self._intake.params_for(len(listed), sampling_params)
         priorities = self._intake.priorities_for(len(listed), priority)
@@ -284,7 +284,7 @@ class LLM:
         refuses the conversation, and the errors of `generate`.
         """
         refuse("chat", others, LLM.chat)
-        self._turns.require_open()
+        self._shared.require_open()
         conversations = conversations_in(messages)
         all_params = self._intake.params_for(len(conversations), sampling_params)
         options = chat_options(
@@ -315,9 +315,9 @@ class LLM:
         and the native executor, a step without decoding takes at most about half a second.
         """
         refuse("stream", others, LLM.stream)
-        self._turns.require_open()
+        self._shared.require_open()
         request = self._request(prompt, self._intake.params_for(1, sampling_params)[0], priority)
-        return self._turns.stream(request, on_prompt)
+        return self._shared.stream(request, on_prompt)
 
     def stream_chat(
         self,
@@ -336,13 +336,13 @@ class LLM:
     ) -> Iterator[StreamChunk]:
         """Answer one conversation as `chat` does, streaming as `stream` does."""
         refuse("stream_chat", others, LLM.stream_chat)
-        self._turns.require_open()
+        self._shared.require_open()
         params = self._intake.params_for(1, sampling_params)[0]
         options = chat_options(
             tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
         )
         request = self._request(self._intake.chat_prompt(messages, options), params, priority)
-        return self._turns.stream(request, on_prompt)
+        return self._shared.stream(request, on_prompt)
 
     def resume(
         self, prompt: Prompt, token_ids: Sequence[int], sampling_params: SamplingParams, *, choice: int = 0
@@ -353,8 +353,8 @@ class LLM:
         among n. The chunks have index 0, and only what is new. Raises the errors of `generate`, and RequestError for
         tokens after the answer's end.
         """
-        self._turns.require_open()
-        return self._turns.stream(self._resumed(prompt, token_ids, sampling_params, choice))
+        self._shared.require_open()
+        return self._shared.stream(self._resumed(prompt, token_ids, sampling_params, choice))
 
     def fingerprint(self) -> Fingerprint:
         """What of this model decides its answers. The first call, or receipt, reads all weights once more."""
@@ -370,7 +370,7 @@ class LLM:
         from karat.engine.receipts.verifying import verifying
 
         begun = perf_counter()
-        self._turns.require_open()
+        self._shared.require_open()
         ids = None if prompt is None else self._intake.request(prompt, None).prompt_token_ids
         verdict: Verdict = self._result(verifying(receipt, self.fingerprint, self, ids, begun))
         return verdict
@@ -386,7 +386,7 @@ class LLM:
         from karat.engine.receipts.comparing import comparison
 
         begun = perf_counter()
-        self._turns.require_open()
+        self._shared.require_open()
         steps = comparison(receipt, activations, self.fingerprint(), self.plan.contracts, self, begun)
         made: Comparison = self._result(steps)
         return made
@@ -404,7 +404,7 @@ class LLM:
         """
         assert self._model is not None, "ranks have no plan beside their own"
         run, sizes = self.plan.beside(self._model, activations, num_tokens)
-        return Engine(run, self.tokenizer, sizes, forms=self.engine.admission.forms)
+        return Engine(run, self.tokenizer, sizes, grammars=self.engine.admission.grammars)
 
     def chat_prompt(
         self,
@@ -485,7 +485,7 @@ class LLM:
                 "write_logits"
             )
         logits = np.empty((len(ids), self.config.vocab_size), dtype)
-        self._turns.write_logits(ids, logits)
+        self._shared.write_logits(ids, logits)
         return logits
 
     def write_logits(self, token_ids: Sequence[int], target: LogitsTarget) -> None:
@@ -493,21 +493,21 @@ class LLM:
 
         Rows are valid only while they are written, and some may come twice. Exceptions of `target` pass through.
         """
-        self._turns.write_logits(self._text_ids(token_ids), target)
+        self._shared.write_logits(self._text_ids(token_ids), target)
 
     def check_ranks(self) -> None:
         """Raise RankError if a rank of tensor parallelism has died since the last step. For an idle model."""
-        self._turns.require_open()
+        self._shared.require_open()
         if self._ranks is not None:
             self._ranks.check()
 
     def close(self) -> None:
         """End the ranks of tensor parallelism, if there are any; from now on every use raises UsageError."""
         self._fingerprinting.end()
-        self._turns.close(lambda: None if self._ranks is None else self._ranks.close())
+        self._shared.close(lambda: None if self._ranks is None else self._ranks.close())
 
     def __enter__(self) -> Self:
-        self._turns.require_open()
+        self._shared.require_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -538,7 +538,7 @@ class LLM:
         return self._intake.default_params_after(prompt_len, given)
 
     def _text_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        self._turns.require_open()
+        self._shared.require_open()
         ids = plain_ids(token_ids)
         if len(ids) > self.max_model_len:
             raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
@@ -553,12 +553,12 @@ class LLM:
         self, requests: Sequence[Request], receipt: "ReceiptWish", *, use_tqdm: bool | None
     ) -> list[RequestOutput]:
         if receipt is False:
-            return self._turns.run(requests, show_progress=use_tqdm)
+            return self._shared.run(requests, show_progress=use_tqdm)
         from karat.engine.receipts.verifying import check_wish, with_receipts
 
         check_wish(receipt)
         self._fingerprinting.begin()
-        outputs = self._turns.run(requests, show_progress=use_tqdm)
+        outputs = self._shared.run(requests, show_progress=use_tqdm)
         found = self.fingerprint()
         pairs = zip(outputs, requests, strict=True)
         return [with_receipts(output, request, found, self.max_model_len, receipt) for output, request in pairs]
@@ -574,24 +574,24 @@ class LLM:
 
     def _result(self, steps: Generator[Any, Any, Any]) -> Any:
         """The result of a verification or a comparison."""
-        from karat.engine.receipts.verifying import Done, sent
+        from karat.engine.receipts.verifying import Returned, sent
 
         asked = sent(steps)
-        while not isinstance(asked, Done):
+        while not isinstance(asked, Returned):
             asked = sent(steps, self._answered(asked))
         return asked.result
 
-    def _answered(self, asked: "Replay | Compare") -> "Answered | Parting | None":
+    def _answered(self, asked: "ReplayCommand | Compare") -> "Answered | Parting | None":
         from karat.engine.receipts.comparing import Compare, comparing
         from karat.engine.receipts.verifying import Answered
 
         if isinstance(asked, Compare):
-            return self._turns.between(comparing(self.engine_beside, asked, is_alone=lambda: not self.engine.has_work))
+            return self._shared.between(comparing(self.engine_beside, asked, is_alone=lambda: not self.engine.has_work))
         if asked.token_ids is not None:
-            replay = self._turns.replay(asked.request, asked.choice, asked.token_ids)
+            replay = self._shared.replay(asked.request, asked.choice, asked.token_ids)
             return Answered(replay.difference, replay.output)
         again = replace(asked.request, resume=Resume((), asked.choice), shares=False)
-        ((made,),) = (output.outputs for output in self._turns.run([again], show_progress=False))
+        ((made,),) = (output.outputs for output in self._shared.run([again], show_progress=False))
         return Answered(None, made)
 
 

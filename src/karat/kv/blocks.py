@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from karat.errors import CapacityError
 from karat.kv.group_blocks import GIVEN_BACK, GroupBlocks
-from karat.kv.prefix import Node, PrefixIndex, Salt
+from karat.kv.prefix import PrefixIndex, PrefixNode, Salt
 from karat.kv.sizes import GroupSize
 
 BLOCK_SIZE = 16  # tokens, by default
@@ -36,7 +36,7 @@ class _Held:
     tables: list[list[int]]
     cached_len: int
     salt: Salt
-    end: Node | None
+    end: PrefixNode | None
     num_told: int
 
 
@@ -50,7 +50,7 @@ class Chain:
         self.token_ids = token_ids
         self.limit = limit  # tokens
         self.salt = salt
-        self.path: list[Node] = []
+        self.path: list[PrefixNode] = []
         self.num_found = 0
         self.num_revived = 0  # of the index, at the last call of `follow`
 
@@ -246,7 +246,7 @@ class BlockPool:
         self._index.check(Counter(seq.end for seq in self._held.values() if seq.end is not None))
         for group in self._groups:
             group.check([seq.tables[group.number] for seq in self._held.values()], self._index.nodes())
-        on_the_way = set[Node]()
+        on_the_way = set[PrefixNode]()
         for seq_id, seq in self._held.items():
             path = [] if seq.end is None else list(seq.end.path())[::-1]
             assert len(path) == seq.num_told, f"sequence {seq_id}: its blocks are no chain"
@@ -280,7 +280,7 @@ class BlockPool:
         num_now = len(held.tables[group.number]) - group.first_seen(held.cached_len)
         return max(0, group.most_held(held.cached_len, num_tokens, step_tokens) - num_now)
 
-    def _most_usable(self, path: Sequence[Node], most: int, least: int = 0) -> int:
+    def _most_usable(self, path: Sequence[PrefixNode], most: int, least: int = 0) -> int:
         """The most nodes of a path that a text can begin with, of least + 1 … most; 0 if there are none.
 
         Every group must have those of the blocks that the next token sees.
@@ -305,7 +305,7 @@ class BlockPool:
                 return num
         return 0
 
-    def _num_held(self, group: GroupBlocks, path: Sequence[Node], first: int, stop: int) -> int:
+    def _num_held(self, group: GroupBlocks, path: Sequence[PrefixNode], first: int, stop: int) -> int:
         """How many of the group's blocks of a path's nodes first … stop - 1 a sequence holds."""
         if group.size.window is None:  # a sequence that holds a block holds those before it too
             return bisect_left(path, True, first, stop, key=lambda node: not group.is_held(node)) - first

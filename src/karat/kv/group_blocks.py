@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from karat.kv.prefix import Node, PrefixIndex
+from karat.kv.prefix import PrefixIndex, PrefixNode
 from karat.kv.sizes import GroupSize
 
 GIVEN_BACK = -1  # in a block table: no later token sees these positions
@@ -24,7 +24,7 @@ class GroupBlocks:
         self._empty = list(range(size.num_blocks - 1, -1, -1))  # a stack: the last one is likely in the CPU's cache
         self._kept: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._num_holders = [0] * size.num_blocks
-        self._nodes: dict[int, Node] = {}  # of the blocks that can be found
+        self._nodes: dict[int, PrefixNode] = {}  # of the blocks that can be found
 
     @property
     def num_free(self) -> int:
@@ -43,7 +43,7 @@ class GroupBlocks:
         """The most blocks that a sequence holds at once: see GroupSize."""
         return self.size.most_held(start, stop, step_tokens, self._block_size)
 
-    def is_held(self, node: Node) -> bool:
+    def is_held(self, node: PrefixNode) -> bool:
         """Whether a sequence holds the block of a node that has one."""
         block = node.blocks[self.number]
         return block is not None and self._num_holders[block] > 0
@@ -81,7 +81,7 @@ class GroupBlocks:
             else:
                 self._empty.append(block)
 
-    def publish(self, own: int, node: Node) -> int:
+    def publish(self, own: int, node: PrefixNode) -> int:
         """The block of a node's content: `own`, which a sequence holds and which can be found from now on.
 
         If the node has a block already, the sequence holds that one instead, and its own becomes empty.
@@ -95,7 +95,7 @@ class GroupBlocks:
         self.release(own)
         return other
 
-    def forget(self, node: Node) -> None:
+    def forget(self, node: PrefixNode) -> None:
         """Make a node's block unfindable: its K and V must not be used."""
         block, node.blocks[self.number] = node.blocks[self.number], None
         if block is not None:
@@ -104,7 +104,7 @@ class GroupBlocks:
                 del self._kept[block]
                 self._empty.append(block)
 
-    def check(self, tables: Sequence[Sequence[int]], nodes: Iterable[Node]) -> None:
+    def check(self, tables: Sequence[Sequence[int]], nodes: Iterable[PrefixNode]) -> None:
         """Raise AssertionError unless every block is empty, kept or held, and counts, tables and nodes agree.
 
         `tables` are all tables of the group, `nodes` those of the index, a node after the one before it.

@@ -20,14 +20,14 @@ Salt = str | None
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """The tokens of one block after all tokens before them. `blocks` are those with their K and V, by group.
 
     It is findable while it has a block, a node after it, or a sequence whose last full block it is (`num_ends`).
     Otherwise it leaves the index and never comes back: the same text gets a new node.
     """
 
-    parent: "Node | None"  # None: the text begins here
+    parent: "PrefixNode | None"  # None: the text begins here
     salt: Salt
     token_ids: tuple[int, ...]
     blocks: list[int | None]
@@ -36,12 +36,12 @@ class Node:
     is_findable: bool = True
 
     @property
-    def key(self) -> "tuple[Node | Salt, tuple[int, ...]]":
+    def key(self) -> "tuple[PrefixNode | Salt, tuple[int, ...]]":
         return (self.salt if self.parent is None else self.parent), self.token_ids
 
-    def path(self) -> "Iterator[Node]":
+    def path(self) -> "Iterator[PrefixNode]":
         """This node, the one before it, and so on to the beginning of the text."""
-        node: Node | None = self
+        node: PrefixNode | None = self
         while node is not None:
             yield node
             node = node.parent
@@ -58,16 +58,18 @@ class PrefixIndex:
         self._num_groups = num_groups
         self._block_size = block_size
         self.num_revived = 0  # how often `after` gave a node to which a block can come back
-        self._nodes: dict[tuple[Node | Salt, tuple[int, ...]], Node] = {}  # a parent always comes before its children
+        self._nodes: dict[
+            tuple[PrefixNode | Salt, tuple[int, ...]], PrefixNode
+        ] = {}  # a parent always comes before its children
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def nodes(self) -> Iterable[Node]:
+    def nodes(self) -> Iterable[PrefixNode]:
         """All nodes, a node after the one before it in its text."""
         return self._nodes.values()
 
-    def extend(self, path: list[Node], token_ids: Sequence[int], limit: int, salt: Salt) -> int:
+    def extend(self, path: list[PrefixNode], token_ids: Sequence[int], limit: int, salt: Salt) -> int:
         """Bring the nodes that a text begins with up to date: at most `limit` tokens. It costs the nodes that changed.
 
         Nodes before a findable one are findable: checking the last one suffices. Returns how many were there already.
@@ -83,12 +85,12 @@ class PrefixIndex:
             path.append(node)
         return num_known
 
-    def after(self, parent: Node | None, token_ids: Sequence[int], salt: Salt) -> Node:
+    def after(self, parent: PrefixNode | None, token_ids: Sequence[int], salt: Salt) -> PrefixNode:
         """The node of these tokens after a findable `parent` (None: at the beginning); made if there is none."""
         content = tuple(token_ids)
         node = self._nodes.get((salt if parent is None else parent, content))
         if node is None:
-            node = Node(parent, salt, content, [None] * self._num_groups)
+            node = PrefixNode(parent, salt, content, [None] * self._num_groups)
             self._nodes[node.key] = node
             if parent is not None:
                 parent.num_children += 1
@@ -96,13 +98,13 @@ class PrefixIndex:
             self.num_revived += 1
         return node
 
-    def drop_unneeded(self, node: Node | None) -> None:
+    def drop_unneeded(self, node: PrefixNode | None) -> None:
         """Remove a node that nothing needs any more, and those before it that it alone needed."""
         while node is not None and node.is_findable and not node.is_needed:
             self._remove(node)
             node = node.parent
 
-    def remove_with_descendants(self, first: Node) -> list[Node]:
+    def remove_with_descendants(self, first: PrefixNode) -> list[PrefixNode]:
         """Remove a findable node and all its continuations. Returns them."""
         lost = {first: None}  # in order: a parent before its children
         for node in self._nodes.values():
@@ -112,13 +114,13 @@ class PrefixIndex:
             self._remove(node)
         return list(lost)
 
-    def check(self, ends: Counter[Node]) -> None:
+    def check(self, ends: Counter[PrefixNode]) -> None:
         """Raise AssertionError unless contents and nodes are one to one and every node is needed.
 
         `ends` counts the sequences whose last full block a findable node is.
         """
         children = Counter(node.parent for node in self._nodes.values())
-        known = set[Node]()
+        known = set[PrefixNode]()
         for key, node in self._nodes.items():
             assert key == node.key, "contents and nodes are not one to one"
             assert node.is_findable and (node.parent is None or node.parent in known), "a node's parent is gone"
@@ -127,7 +129,7 @@ class PrefixIndex:
             assert node.is_needed, "a node that nothing needs"
             known.add(node)
 
-    def _remove(self, node: Node) -> None:
+    def _remove(self, node: PrefixNode) -> None:
         del self._nodes[node.key]
         node.is_findable = False
         if node.parent is not None:

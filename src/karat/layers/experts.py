@@ -8,7 +8,7 @@ from karat.layers.shards import own_leaves, part, tree_ends
 from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
 
 
-class Experts(Mixer):
+class ExpertMixture(Mixer):
     """A weighted sum of `num_chosen` of `num_experts` SwiGLU MLPs of `inner_size`; x and it are [tokens, hidden].
 
     With `renormalised` the weights of the chosen ones are made to sum to 1. A rank holds a range of the experts; every

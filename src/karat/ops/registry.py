@@ -28,7 +28,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ExecutorEntry:
     """`make` makes the executor from a dtype, one of `dtypes`, and keyword arguments, which are some of `options`.
 
     `rounds_nothing`: weights in blocks may also read activations of the dtype. `unavailable` says why it cannot be made
@@ -62,9 +62,11 @@ OPTIONS: Mapping[str, Option] = {
 }
 
 # The last one that is available here and has the dtype is what "auto" takes.
-EXECUTORS: Mapping[str, Entry] = {
-    "reference": Entry(_reference, ("float32", "float64"), ("threads", "activations"), rounds_nothing=True),
-    "native": Entry(_native, ("float32",), ("threads", "activations", "isa"), unavailable=lambda: unavailable_reason()),
+EXECUTORS: Mapping[str, ExecutorEntry] = {
+    "reference": ExecutorEntry(_reference, ("float32", "float64"), ("threads", "activations"), rounds_nothing=True),
+    "native": ExecutorEntry(
+        _native, ("float32",), ("threads", "activations", "isa"), unavailable=lambda: unavailable_reason()
+    ),
 }
 
 

@@ -98,7 +98,7 @@ class SharedMemoryGroup:
             raise StepAbandonedError("the step was abandoned: another rank failed")
 
 
-class Watcher:
+class StepWatcher:
     """The starting process's view of a group: it numbers steps, may abandon one, and reads the gathered columns."""
 
     def __init__(self, descriptor: int, size: int, *, slot_bytes: int, whole_bytes: int) -> None:
@@ -129,7 +129,7 @@ class Watcher:
         return _as_array(self._channel.whole(), shape, dtype)
 
 
-class Tally:
+class RankTally:
     """A progress number of each rank in the file's first page, which the starting process can read at any time."""
 
     def __init__(self, descriptor: int) -> None:

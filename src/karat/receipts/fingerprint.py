@@ -68,7 +68,7 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stored:
+class StoredModel:
     """What of a model is known before it is loaded. `prepare` converts weights as for loading, and says nothing."""
 
     config: ModelConfig
@@ -96,7 +96,7 @@ class Fingerprinting:
     token is delayed. It makes no pause while the model is idle or somebody waits. `identify` gives the rest.
     """
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: StoredModel) -> None:
         self._stored = stored
         self._pace = _Pace()
         self._lock = threading.Lock()
@@ -172,7 +172,7 @@ def _never() -> bool:
 
 
 def _find(
-    stored: Stored,
+    stored: StoredModel,
     computing: "Future[Computing]",
     ended: threading.Event,
     found: "Future[Fingerprint]",
@@ -190,7 +190,7 @@ def _find(
         found.set_exception(fault)
 
 
-def fingerprint(stored: Stored, computing: Computing) -> Fingerprint:
+def fingerprint(stored: StoredModel, computing: Computing) -> Fingerprint:
     """Reads all weights once."""
     weights = find_weights(stored.config, stored.checkpoint)
     return _fingerprint(_texts(stored), merkle_root(weights, stored.prepare), weights, stored.prepare, computing)
@@ -202,7 +202,7 @@ class _Texts(TypedDict):
     chat_template: str
 
 
-def _texts(stored: Stored) -> _Texts:
+def _texts(stored: StoredModel) -> _Texts:
     tokenizer = stored.tokenizer()
     return _Texts(
         configuration=digest(_configuration(stored.config)),

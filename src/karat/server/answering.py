@@ -16,14 +16,14 @@ from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.answers.preparing import Prepared, prepare, prepare_texts
 from karat.server.answers.subject import Heading, Subject
-from karat.server.asking.asked import AnswerForm, Ask, ChatRequest, TextRequest, Work, ids_of
+from karat.server.asking.asked import AnswerForm, Ask, AskedWork, ChatRequest, TextRequest, ids_of
 from karat.server.asking.karat_field import RECEIPT_HEADER, seeded
 from karat.server.errors import ApiError, failure_of, of_karat
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
 from karat.server.protocol import Counting, EventWriter, Protocol
 from karat.server.responses import Events, JsonBytes, read_with, until_left
-from karat.server.settings import Settings
+from karat.server.settings import ServerSettings
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
@@ -31,7 +31,7 @@ Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 class Answering:
     """Endpoints of starlette."""
 
-    def __init__(self, keeper: Keeper, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, keeper: Keeper, settings: ServerSettings, metrics: Metrics) -> None:
         self._keeper = keeper
         self._settings = settings
         self._metrics = metrics
@@ -88,7 +88,7 @@ class Answering:
             asked.echo,
         )
 
-    def _work(self, request: Request, asked: ChatRequest | TextRequest, made: Prepared, llm: AsyncLLM) -> Work:
+    def _work(self, request: Request, asked: ChatRequest | TextRequest, made: Prepared, llm: AsyncLLM) -> AskedWork:
         usual = self._settings.default_max_tokens
         wishes = asked.wishes.with_header(request.headers.get(RECEIPT_HEADER))
         given = seeded(made.given, wishes)
@@ -101,7 +101,7 @@ class Answering:
             asks.append(Ask(prompt, params, text))
         tenant = request.scope.get("karat.tenant")
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
-        return Work(tuple(asks), given["seed"], asked.priority, salt, wishes.receipt, wishes.resume)
+        return AskedWork(tuple(asks), given["seed"], asked.priority, salt, wishes.receipt, wishes.resume)
 
     async def _follow(
         self, subject: Subject, llm: AsyncLLM, see: Callable[[int, RequestUpdate], None], *, progress: bool
@@ -178,7 +178,7 @@ def _naming(form: AnswerForm) -> Iterator[None]:
         raise of_karat(error, form.names) from error
 
 
-async def _until_ready(work: Work, llm: AsyncLLM, asked: ChatRequest | TextRequest) -> None:
+async def _until_ready(work: AskedWork, llm: AsyncLLM, asked: ChatRequest | TextRequest) -> None:
     """Wait for what an answer needs that may take long, before its stream begins: a refusal then has its status.
 
     That is the fingerprint, if receipts are wished for, and the compiled form. Other answers never wait. 400 for a form
@@ -197,7 +197,7 @@ async def _until_ready(work: Work, llm: AsyncLLM, asked: ChatRequest | TextReque
 
 
 async def _follow_all(
-    llm: AsyncLLM, work: Work, request_id: str, see: Callable[[int, RequestUpdate], None], *, progress: bool
+    llm: AsyncLLM, work: AskedWork, request_id: str, see: Callable[[int, RequestUpdate], None], *, progress: bool
 ) -> list[RequestOutput]:
     """The outputs of all prompts. `see` gets each prompt's number and update, as in `AsyncLLM.follow`.
 

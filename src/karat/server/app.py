@@ -26,12 +26,12 @@ from karat.server.page.files import DOCS, PREFIX, ROOT, Page
 from karat.server.protocols import COUNTINGS, PROTOCOLS
 from karat.server.receipts import Receipts
 from karat.server.responses import JsonBytes, read_with, until_left
-from karat.server.settings import Settings
-from karat.server.state import State
+from karat.server.settings import ServerSettings
+from karat.server.state import ServerState
 from karat.text.chat_prompt import ChatPrompt
 
 
-def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
+def make_app(keeper: Keeper, settings: ServerSettings, state: ServerState) -> ASGIApp:
     """The ASGI app of a server."""
     metrics = Metrics(settings.model_names[0])
     answering, tools = Answering(keeper, settings, metrics), _Tools(keeper, settings)
@@ -67,7 +67,7 @@ def make_app(keeper: Keeper, settings: Settings, state: State) -> ASGIApp:
 class _Tools:
     """The routes for tokens and prompts, which compute no answer."""
 
-    def __init__(self, keeper: Keeper, settings: Settings) -> None:
+    def __init__(self, keeper: Keeper, settings: ServerSettings) -> None:
         self._keeper = keeper
         self._settings = settings
 
@@ -112,7 +112,7 @@ class _Tools:
 class _Facts:
     """The routes on the server itself: models, health, metrics."""
 
-    def __init__(self, keeper: Keeper, settings: Settings, state: State, metrics: Metrics) -> None:
+    def __init__(self, keeper: Keeper, settings: ServerSettings, state: ServerState, metrics: Metrics) -> None:
         self._keeper = keeper
         self._settings = settings
         self._state = state
@@ -166,7 +166,7 @@ class _Facts:
         )
 
 
-async def gauges_of(keeper: Keeper, state: State) -> dict[str, tuple[str, float]]:
+async def gauges_of(keeper: Keeper, state: ServerState) -> dict[str, tuple[str, float]]:
     """The engine's counters now; the server's alone while there is no engine."""
     gauges: dict[str, tuple[str, float]] = {
         "karat_http_requests_busy": ("HTTP requests under way", state.num_busy),

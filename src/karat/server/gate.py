@@ -25,8 +25,8 @@ from karat.server.paths import advice_on, usual_path
 from karat.server.protocols import errors_at
 from karat.server.request_log import checked_id, new_id, request_id, serving
 from karat.server.responses import GoneError, JsonBytes
-from karat.server.settings import Settings, digest
-from karat.server.state import State
+from karat.server.settings import ServerSettings, digest
+from karat.server.state import ServerState
 
 CONTAINER_HOSTS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
 OPEN_ROUTES = ("/health", "/ready")  # answered without a key, and to the end
@@ -40,7 +40,7 @@ class Gate:
     It logs one line a request, never its content.
     """
 
-    def __init__(self, inner: ASGIApp, settings: Settings, state: State) -> None:
+    def __init__(self, inner: ASGIApp, settings: ServerSettings, state: ServerState) -> None:
         self._inner = inner
         self._settings = settings
         self._state = state

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from karat.server.errors import RETRY_AFTER_S, ApiError
 from karat.server.request_log import new_id, serving
-from karat.server.settings import Limits, Settings
+from karat.server.settings import ServerLimits, ServerSettings
 
 _REASONS = {
     400: "Bad Request",
@@ -29,7 +29,7 @@ _NO_EVENT = b"3\r\n:\n\n\r\n"  # a chunk: a comment of server-sent events, which
 _log = logging.getLogger("karat.server")
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn's server without its signal handlers: the caller handles signals."""
 
     @contextlib.contextmanager
@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: Any, settings: Settings) -> Server:
+def make_server(app: Any, settings: ServerSettings) -> HttpServer:
     """A server for sockets that the caller has bound."""
     config = uvicorn.Config(
         app,
@@ -55,10 +55,10 @@ def make_server(app: Any, settings: Settings) -> Server:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
-    return Server(config)
+    return HttpServer(config)
 
 
-def _limited(limits: Limits) -> type[asyncio.Protocol]:
+def _limited(limits: ServerLimits) -> type[asyncio.Protocol]:
     class LimitedProtocol(HttpToolsProtocol):
         """A connection. `limits` bound the bytes of a head (request line and headers) and its seconds from the first
         byte.

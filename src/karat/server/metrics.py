@@ -4,7 +4,7 @@ from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from karat.server.answers.tally import Tally
+from karat.server.answers.tally import UpdateTally
 from karat.server.request_log import add_facts
 from karat.server.vllm_metrics import VllmNames
 
@@ -32,15 +32,15 @@ class Metrics:
         self._cached_tokens = Counter("karat_prompt_tokens_cached", "Of these, those found in the cache", registry=at)
         self._answer_tokens = Counter("karat_generation_tokens", "Tokens of answers", registry=at)
         self._gauges: dict[str, Gauge] = {}
-        self._open: WeakSet[Tally] = WeakSet()  # none is kept by this alone
+        self._open: WeakSet[UpdateTally] = WeakSet()  # none is kept by this alone
 
-    def tally(self, prompt_lens: list[int]) -> Tally:
+    def tally(self, prompt_lens: list[int]) -> UpdateTally:
         """The tally of a new request, whose times these metrics observe."""
-        tally = Tally(prompt_lens, self._first.observe)
+        tally = UpdateTally(prompt_lens, self._first.observe)
         self._open.add(tally)
         return tally
 
-    def ended(self, tally: Tally, how: str) -> None:
+    def ended(self, tally: UpdateTally, how: str) -> None:
         """Count a request that ended, also in its line of the log; `how` is ok, error or gone."""
         self._observe_gaps(tally)
         self._open.discard(tally)
@@ -66,7 +66,7 @@ class Metrics:
             self._gauges[name].set(value)
         return bytes(generate_latest(self._registry) + generate_latest(self._vllm))
 
-    def _observe_gaps(self, tally: Tally) -> None:
+    def _observe_gaps(self, tally: UpdateTally) -> None:
         """Now and not with each token, which this would make a good part dearer."""
         for gap in tally.take_gaps():
             self._gap.observe(gap)

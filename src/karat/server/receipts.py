@@ -17,13 +17,13 @@ from karat.server.keeper import Keeper
 from karat.server.receipt_requests import chats_of, texts_of
 from karat.server.responses import JsonBytes, read_with, until_left
 from karat.server.schema import Compared, Verified
-from karat.server.settings import Settings
+from karat.server.settings import ServerSettings
 
 
 class Receipts:
     """Endpoints of starlette."""
 
-    def __init__(self, keeper: Keeper, settings: Settings) -> None:
+    def __init__(self, keeper: Keeper, settings: ServerSettings) -> None:
         self._keeper = keeper
         self._settings = settings
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from karat.errors import SlowReaderError
 from karat.server.errors import ApiError, of_any
 from karat.server.pipe import Pipe, encoded
-from karat.server.settings import Limits
+from karat.server.settings import ServerLimits
 from karat.server.sse import PING, error_event
 from karat.server.unpacking import is_packed, unpacked
 
@@ -126,7 +126,7 @@ async def until_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
             await doing
 
 
-async def read_with(request: Request, limits: Limits, read: Callable[[bytes], T]) -> T:
+async def read_with(request: Request, limits: ServerLimits, read: Callable[[bytes], T]) -> T:
     """What `read` makes of the body of a request. A large body is read in a thread: other requests go on meanwhile.
 
     ApiError 413 or 408 beyond the limits, which hold for the unpacked body too, and 415 for an unknown encoding.
@@ -142,7 +142,7 @@ async def read_with(request: Request, limits: Limits, read: Callable[[bytes], T]
     return await until_left(request, asyncio.to_thread(plain))
 
 
-async def _content(request: Request, limits: Limits) -> bytes:
+async def _content(request: Request, limits: ServerLimits) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > limits.body_bytes:
         raise _too_large(limits)
@@ -163,7 +163,7 @@ async def _content(request: Request, limits: Limits) -> bytes:
         raise ApiError(408, message_text, code="timeout") from None
 
 
-def _too_large(limits: Limits) -> ApiError:
+def _too_large(limits: ServerLimits) -> ApiError:
     text = f"the body is larger than {limits.body_bytes} bytes (--max-body-bytes); send less"
     return ApiError(413, text, code="body_too_large")
 

@@ -13,8 +13,8 @@ from karat.errors import KaratError
 from karat.server.app import make_app
 from karat.server.http import make_server
 from karat.server.keeper import Keeper
-from karat.server.settings import Settings
-from karat.server.state import State
+from karat.server.settings import ServerSettings
+from karat.server.state import ServerState
 
 _log = logging.getLogger("karat.server")
 _BACKLOG = 1024
@@ -83,7 +83,7 @@ class Serving:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         open_llm: Callable[[], Awaitable[AsyncLLM]],
         opened: Callable[[AsyncLLM, str], None],
         num_lost_lines: Callable[[], int] = int,
@@ -105,7 +105,7 @@ class Serving:
             sockets = bind(settings.host, settings.port)
             host, port = sockets[0].getsockname()[:2]
             address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        state, first, second = State(self._num_lost_lines), asyncio.Event(), asyncio.Event()
+        state, first, second = ServerState(self._num_lost_lines), asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
         def note(number: int) -> None:
@@ -147,7 +147,7 @@ class Serving:
         """Whether a second signal came."""
         return len(self._signals) > 1
 
-    async def _drain(self, state: State, second: asyncio.Event) -> None:
+    async def _drain(self, state: ServerState, second: asyncio.Event) -> None:
         if state.num_busy:
             said = "ending: %d requests under way, %g s for them; a second signal ends it at once"
             _log.warning(said, state.num_busy, self._settings.drain_s)

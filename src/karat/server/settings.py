@@ -8,7 +8,7 @@ from karat.receipts.signature import Signer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ServerLimits:
     """Limits of one client. Times are in seconds."""
 
     body_bytes: int = 16 * 1024**2
@@ -21,7 +21,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ServerSettings:
     """`model_names`: at least one; the first is for requests without one. Without keys every client is accepted."""
 
     model_names: tuple[str, ...]
@@ -38,7 +38,7 @@ class Settings:
     drain_s: float = 30
     queue_timeout_s: float | None = None  # for which requests wait while the model is loading, too
     signer: Signer | None = None  # of receipts
-    limits: Limits = Limits()
+    limits: ServerLimits = ServerLimits()
 
     @property
     def key_digests(self) -> tuple[bytes, ...]:

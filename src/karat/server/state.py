@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class State:
+class ServerState:
     """The state of a server in one event loop. num_lost_lines: of its log, so far."""
 
     def __init__(self, num_lost_lines: Callable[[], int] = int) -> None:

@@ -9,7 +9,7 @@ import jinja2
 import jinja2.exceptions
 
 from karat.errors import TemplateError
-from karat.text.template_budget import Budget, LimitError, shallow_size
+from karat.text.template_budget import LimitError, TemplateBudget, shallow_size
 from karat.text.template_sandbox import Refusal, SandboxEnvironment
 
 MAX_SOURCE_CHARS = 128 * 1024  # the largest template seen in a released model has 17 thousand
@@ -39,7 +39,7 @@ class ChatTemplate:
         self.source = source
         self.special_tokens = {name: token for name, token in special_tokens.items() if token is not None}
         try:
-            environment = _environment(Budget(), datetime.now)
+            environment = _environment(TemplateBudget(), datetime.now)
             self._code, self.literal_text = environment.compile_metered(source)
         except Exception as error:
             raise _failure(error) from error
@@ -83,7 +83,7 @@ class ChatTemplate:
             num_bytes = _num_bytes(variables)
         except RecursionError as error:
             raise TemplateError("the conversation is nested too deeply; expected a few levels; flatten it") from error
-        environment = _environment(Budget(num_bytes), now if callable(now) else lambda: now)
+        environment = _environment(TemplateBudget(num_bytes), now if callable(now) else lambda: now)
         template = jinja2.Template.from_code(environment, self._code, environment.make_globals(None))
         max_chars = BASE_OUTPUT_CHARS + OUTPUT_CHARS_PER_BYTE * num_bytes
         num_chars, parts = 0, []
@@ -99,7 +99,7 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def _environment(budget: Budget, clock: Callable[[], datetime]) -> SandboxEnvironment:
+def _environment(budget: TemplateBudget, clock: Callable[[], datetime]) -> SandboxEnvironment:
     def strftime_now(pattern: str) -> str:
         if len(pattern) > MAX_PATTERN_CHARS:
             raise LimitError(f"it asks for the time in more than {MAX_PATTERN_CHARS} characters")

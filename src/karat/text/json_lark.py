@@ -75,7 +75,7 @@ def _check(grammar: str) -> None:
 class _Rewriting:
     """Of one grammar. Its own rules and terminals are named by numbers."""
 
-    def __init__(self, read: syntax.Grammar) -> None:
+    def __init__(self, read: syntax.LarkGrammar) -> None:
         self._read = read
         self._terminals: dict[str, str] = {}  # names by expressions
         self._rules: dict[str, Alternatives] = {}
@@ -105,9 +105,9 @@ class _Rewriting:
 
     def _terminal(self, node: syntax.Node) -> Escaped:
         match node:
-            case syntax.Sequence(parts):
+            case syntax.LarkSequence(parts):
                 return sequence([self._terminal(part) for part in parts])
-            case syntax.Choice(parts):
+            case syntax.LarkChoice(parts):
                 return choice([self._terminal(part) for part in parts])
             case syntax.Both(parts):
                 return both([self._terminal(part) for part in parts])
@@ -115,7 +115,7 @@ class _Rewriting:
                 return negated(self._terminal(part))
             case syntax.Repeated(part, least, most):
                 return repeated(self._terminal(part), least, most)
-            case syntax.Text(text, flags):
+            case syntax.LarkText(text, flags):
                 return of_regex(_quoted(text), flags) if flags else literal(text)
             case syntax.Range(first, last):
                 return one_of(f"[{_quoted(first)}-{_quoted(last)}]")
@@ -156,9 +156,9 @@ class _Rewriting:
 
     def _rule(self, node: syntax.Node) -> Forms:
         match node:
-            case syntax.Sequence(parts):
+            case syntax.LarkSequence(parts):
                 return self._all([self._rule(part) for part in parts])
-            case syntax.Choice(parts):
+            case syntax.LarkChoice(parts):
                 return self._any([self._rule(part) for part in parts])
             case syntax.Repeated(part, least, most):
                 return self._repeated(self._rule(part), least, most)
@@ -166,7 +166,7 @@ class _Rewriting:
                 if name not in self._used:
                     self._used.append(name)
                 return {mode: ((self._form(name, mode),),) for mode in _MODES}
-            case syntax.Text("", _):
+            case syntax.LarkText("", _):
                 return _same()
         return self._all([self._token(self._terminal(node)), *self._between])
 

@@ -48,7 +48,7 @@ _COMMON |= {f"SIGNED_{name}": f"[+-]?(?:{_COMMON[name]})" for name in ("FLOAT", 
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class LarkText:
     text: str
     flags: str = ""
 
@@ -73,12 +73,12 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
+class LarkSequence:
     parts: tuple["Node", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LarkChoice:
     parts: tuple["Node", ...]
 
 
@@ -105,11 +105,11 @@ class Repeated:
     most: int | None
 
 
-Node = Text | Range | Regex | Name | Sequence | Choice | Both | Negated | Repeated
+Node = LarkText | Range | Regex | Name | LarkSequence | LarkChoice | Both | Negated | Repeated
 
 
 @dataclass(slots=True)
-class Grammar:
+class LarkGrammar:
     """By their names; `ignored` may stand between terminals."""
 
     rules: dict[str, Node] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Grammar:
     ignored: Node | None = None
 
 
-def read(text: str) -> Grammar:
+def read(text: str) -> LarkGrammar:
     """UnwritableError, which names it, for what is none of the syntax here."""
     return _Reading(text).grammar()
 
@@ -136,8 +136,8 @@ class _Reading:
         self._tokens.append(("end", ""))
         self._at = 0
 
-    def grammar(self) -> Grammar:
-        found = Grammar()
+    def grammar(self) -> LarkGrammar:
+        found = LarkGrammar()
         while True:
             kind, word = self._take()
             if kind == "end":
@@ -148,14 +148,14 @@ class _Reading:
                 self._import(found)
             elif word == "%ignore":
                 ignored = self._choice(0)
-                found.ignored = ignored if found.ignored is None else Choice((found.ignored, ignored))
+                found.ignored = ignored if found.ignored is None else LarkChoice((found.ignored, ignored))
             elif kind != "line":
                 raise UnwritableError(word)
         if "start" not in found.rules:
             raise UnwritableError("no rule is named start")
         return found
 
-    def _define(self, found: Grammar, name: str) -> None:
+    def _define(self, found: LarkGrammar, name: str) -> None:
         word = self._take()[1]
         if word != ":":
             raise UnwritableError(f"{word} after the name {name} (attributes, priorities, templates)")
@@ -164,7 +164,7 @@ class _Reading:
             raise UnwritableError(f"{name} is defined twice")
         of[name] = self._choice(0)
 
-    def _import(self, found: Grammar) -> None:
+    def _import(self, found: LarkGrammar) -> None:
         words = []
         while self._peek()[0] not in ("line", "end"):
             words.append(self._take()[1])
@@ -186,7 +186,7 @@ class _Reading:
         parts = [self._both(depth)]
         while self._skip_to("|"):
             parts.append(self._both(depth))
-        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+        return parts[0] if len(parts) == 1 else LarkChoice(tuple(parts))
 
     def _both(self, depth: int) -> Node:
         parts = [self._sequence(depth)]
@@ -202,7 +202,7 @@ class _Reading:
         parts = []
         while self._peek()[0] not in ("line", "end") and self._peek()[1] not in ("|", "&", "->", ")", "]"):
             parts.append(self._quantified(depth))
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        return parts[0] if len(parts) == 1 else LarkSequence(tuple(parts))
 
     def _quantified(self, depth: int) -> Node:
         part = self._atom(depth)
@@ -232,7 +232,7 @@ class _Reading:
         kind, word = self._take()
         if kind == "string":
             if self._peek()[1] != "..":
-                return Text(_unquoted(word.removesuffix("i")), "i" if word.endswith("i") else "")
+                return LarkText(_unquoted(word.removesuffix("i")), "i" if word.endswith("i") else "")
             self._take()
             return Range(_unquoted(word), _unquoted(self._take()[1]))
         if kind == "regex":

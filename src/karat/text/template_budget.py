@@ -23,7 +23,7 @@ class LimitError(jinja2.exceptions.TemplateRuntimeError):
     """The template needs more time or memory than its budget."""
 
 
-class Budget:
+class TemplateBudget:
     """The bytes that a template may make or scan, and the time it may take, for a conversation of `num_bytes` bytes.
 
     Time is counted on the thread that makes the budget, so a budget must stay on that thread.

@@ -22,7 +22,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.visitor import NodeTransformer
 
-from karat.text.template_budget import ITEM_BYTES, VALUE_BYTES, Budget, LimitError, shallow_size
+from karat.text.template_budget import ITEM_BYTES, VALUE_BYTES, LimitError, TemplateBudget, shallow_size
 from karat.text.template_printing import refuse_addresses
 
 MAX_INT_BITS = 100_000
@@ -136,7 +136,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(
-        self, budget: Budget, filters: Mapping[str, Callable[..., Any]], functions: Mapping[str, Callable[..., Any]]
+        self,
+        budget: TemplateBudget,
+        filters: Mapping[str, Callable[..., Any]],
+        functions: Mapping[str, Callable[..., Any]],
     ) -> None:
         super().__init__(
             trim_blocks=True,

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 
-from karat.bench.load.asking import Manner, Record, converse
+from karat.bench.load.asking import AskedRecord, Manner, converse
 from karat.bench.load.client import Client
-from karat.bench.load.prompts import Conversation, Turn
+from karat.bench.load.prompts import PlannedConversation, Turn
 from karat.errors import UsageError
 from tests.support.scripted_server import DONE, Answer, event, plain, serve, stream, text, url_of
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
-ONE = Conversation(None, (Turn("a b", 4),))
+ONE = PlannedConversation(None, (Turn("a b", 4),))
 
 
-def ask(answer: Answer, conversation: Conversation = ONE, *, timeout_s: float = 60, times: int = 1) -> list[Record]:
-    async def asked() -> list[Record]:
+def ask(
+    answer: Answer, conversation: PlannedConversation = ONE, *, timeout_s: float = 60, times: int = 1
+) -> list[AskedRecord]:
+    async def asked() -> list[AskedRecord]:
         async with await serve({TEXT: answer, CHAT: answer}) as server:
             client = Client(url_of(server), timeout_s=timeout_s)
             manner = Manner(chat=len(conversation.turns) > 1, fields={"model": "m"})
@@ -107,7 +109,7 @@ def test_an_answer_that_does_not_come() -> None:
 
 
 def test_nobody_listens() -> None:
-    async def asked() -> Record:
+    async def asked() -> AskedRecord:
         server = await serve({})
         url = url_of(server)
         server.close()
@@ -136,7 +138,7 @@ def test_turns_are_asked_with_all_that_came_before() -> None:
         seen.append(body)
         await whole(body, writer)
 
-    records = ask(answer, Conversation("sys", (Turn("q1", 4), Turn("q2", 5))))
+    records = ask(answer, PlannedConversation("sys", (Turn("q1", 4), Turn("q2", 5))))
     assert [record.turn for record in records] == [0, 1] and records[1].due == records[0].ended
     first = [{"role": "system", "content": "sys"}, {"role": "user", "content": "q1"}]
     assert seen[0] == {"model": "m", "max_tokens": 4, "messages": first}
@@ -145,7 +147,7 @@ def test_turns_are_asked_with_all_that_came_before() -> None:
 
 
 def test_a_conversation_ends_with_its_first_failure() -> None:
-    records = ask(plain(500, {}), Conversation(None, (Turn("q1", 4), Turn("q2", 5))))
+    records = ask(plain(500, {}), PlannedConversation(None, (Turn("q1", 4), Turn("q2", 5))))
     assert [record.error for record in records] == ["HTTP 500"]
 
 
@@ -155,7 +157,7 @@ def test_a_conversation_ends_with_its_first_failure() -> None:
 def test_a_prefix_comes_first(prefix: Any, prompt: Any, sent: Any) -> None:
     import json
 
-    body = json.loads(Manner(chat=False, fields={}).body(Conversation(prefix, (Turn(prompt, 1),)), []))
+    body = json.loads(Manner(chat=False, fields={}).body(PlannedConversation(prefix, (Turn(prompt, 1),)), []))
     assert body == {"prompt": sent, "max_tokens": 1}
 
 

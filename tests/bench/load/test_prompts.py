@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from karat.bench.load.lengths import Lengths
-from karat.bench.load.prompts import Shape, Source, Supply, drawn, read_file
+from karat.bench.load.prompts import ConversationShape, RandomText, Supply, drawn, read_file
 from karat.config import embedded_model_path
 from karat.errors import UsageError
 from karat.text import Tokenizer
@@ -19,13 +19,13 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_folder(embedded_model_path())
 
 
-def source(tokenizer: Tokenizer | None = None, *, as_ids: bool = True, seed: int = 1) -> Source:
-    return Source(np.random.default_rng(seed), tokenizer, as_ids=as_ids)
+def source(tokenizer: Tokenizer | None = None, *, as_ids: bool = True, seed: int = 1) -> RandomText:
+    return RandomText(np.random.default_rng(seed), tokenizer, as_ids=as_ids)
 
 
-def shape(**given: object) -> Shape:
+def shape(**given: object) -> ConversationShape:
     lengths = {"prompt_tokens": Lengths.parse("uniform:4:9", ""), "answer_tokens": Lengths.parse("3", "")}
-    return Shape(**{**lengths, **given})  # type: ignore[arg-type]
+    return ConversationShape(**{**lengths, **given})  # type: ignore[arg-type]
 
 
 def test_ids_are_new_ordinary_and_of_the_length_drawn(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from karat.bench.load.servers import Server, free_port, karat_command, llama_server_command
+from karat.bench.load.servers import MeasuredServer, free_port, karat_command, llama_server_command
 from karat.errors import ExecutorError, UsageError
 from tests.support.scripted_server import beside, plain
 
@@ -32,7 +32,9 @@ def state_of(pid: int) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is read from /proc")
 def test_a_server_sleeps_outside_of_its_turn_and_ends() -> None:
     port = free_port()
-    server = Server("s", f"http://127.0.0.1:{port}", headers={}, command=[sys.executable, "-c", SERVER, str(port)])
+    server = MeasuredServer(
+        "s", f"http://127.0.0.1:{port}", headers={}, command=[sys.executable, "-c", SERVER, str(port)]
+    )
     try:
         assert server.wait(None) == "one" and server.wait("two") == "two"
         process = server._process
@@ -51,7 +53,7 @@ def test_a_server_sleeps_outside_of_its_turn_and_ends() -> None:
 
 def test_a_server_that_ends_says_why() -> None:
     words = "import sys; sys.exit('the weights are missing')"
-    server = Server("s", "http://127.0.0.1:9", headers={}, command=[sys.executable, "-c", words])
+    server = MeasuredServer("s", "http://127.0.0.1:9", headers={}, command=[sys.executable, "-c", words])
     with pytest.raises(ExecutorError, match=r"s ended with code 1.*the weights are missing"):
         server.wait(None)
     server.close()
@@ -67,9 +69,9 @@ def test_a_server_that_ends_says_why() -> None:
 )
 def test_a_url_that_is_no_such_server(answer: object, said: str) -> None:
     with beside({"/v1/models": answer}) as url, pytest.raises(ExecutorError, match=said):  # type: ignore[dict-item]
-        Server("server", url, headers={}).wait(None)
+        MeasuredServer("server", url, headers={}).wait(None)
     with pytest.raises(ExecutorError, match="refused"):
-        Server("server", url, headers={}).wait(None)
+        MeasuredServer("server", url, headers={}).wait(None)
 
 
 def test_command_lines() -> None:

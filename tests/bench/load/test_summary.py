@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from karat.bench.load.asking import Record
+from karat.bench.load.asking import AskedRecord
 from karat.bench.load.summary import Goals, figures, latencies, ratios, spread
 from karat.bench.load.traffic import Run
 from karat.errors import UsageError
 
 
-def record(due: float, events: list[float], *, tokens: int | None = None, error: str | None = None) -> Record:
+def record(due: float, events: list[float], *, tokens: int | None = None, error: str | None = None) -> AskedRecord:
     times = [due + at for at in events]
-    return Record(
+    return AskedRecord(
         due=due,
         sent=due + 0.001,
         ended=(times[-1] if times else due) + 0.01,

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.bench.load.asking import Manner, Record
+from karat.bench.load.asking import AskedRecord, Manner
 from karat.bench.load.client import Client
-from karat.bench.load.prompts import Conversation, Turn
-from karat.bench.load.traffic import Load, Run, run
+from karat.bench.load.prompts import PlannedConversation, Turn
+from karat.bench.load.traffic import Run, Traffic, run
 from tests.support.scripted_server import DONE, serve, stream, text, url_of
 
 ANSWER = stream(text("one"), text(" two"), DONE)
 
 
-def sent(number: int, load: Load, hold: int = 1) -> tuple[Run, list[int], list[Record]]:
+def sent(number: int, load: Traffic, hold: int = 1) -> tuple[Run, list[int], list[AskedRecord]]:
     """A run over `number` conversations. The server holds answers back until `hold` of them wait, and notes how many
     were open whenever one came.
     """
@@ -34,7 +34,7 @@ def sent(number: int, load: Load, hold: int = 1) -> tuple[Run, list[int], list[R
             open_now -= 1
             await ANSWER(body, writer)
 
-        conversations = [Conversation(None, (Turn(f"{i}", 2),)) for i in range(number)]
+        conversations = [PlannedConversation(None, (Turn(f"{i}", 2),)) for i in range(number)]
         async with await serve({"/v1/completions": answer}) as server:
             client = Client(url_of(server))
             try:
@@ -48,7 +48,7 @@ def sent(number: int, load: Load, hold: int = 1) -> tuple[Run, list[int], list[R
 
 @pytest.mark.parametrize("concurrency", [1, 3, 8])
 def test_never_more_at_a_time_and_always_as_many_as_there_can_be(concurrency: int) -> None:
-    found, seen, told = sent(8, Load(concurrency=concurrency), hold=concurrency)
+    found, seen, told = sent(8, Traffic(concurrency=concurrency), hold=concurrency)
     assert max(seen) == concurrency and seen[concurrency - 1] == concurrency
     assert len(found.records) == 8 and told == found.records and all(one.error is None for one in told)
     assert found.seconds == max(r.ended for r in told) - min(r.due for r in told) and found.client_s > 0
@@ -56,7 +56,7 @@ def test_never_more_at_a_time_and_always_as_many_as_there_can_be(concurrency: in
 
 def test_a_rate_begins_requests_at_drawn_times_whatever_is_open() -> None:
     """All 6 are open at once, because the server answers none before; due times are sums of the drawn gaps."""
-    found, seen, _ = sent(6, Load(rate=200), hold=6)
+    found, seen, _ = sent(6, Traffic(rate=200), hold=6)
     assert max(seen) == 6
     due = np.sort([record.due for record in found.records])
     gaps = np.random.default_rng(3).exponential(1 / 200, 6)

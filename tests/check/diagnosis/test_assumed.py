@@ -15,7 +15,7 @@ import pytest
 from karat import LLM
 from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.diagnosis.explain import Explainer
-from karat.check.diagnosis.verdict import Diagnosis, Explanation
+from karat.check.diagnosis.verdict import BugExplanation, Diagnosis
 from karat.check.diagnosis.wording import diagnosis_lines
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.checked import CheckedModel, open_model
@@ -114,7 +114,7 @@ def test_what_is_wrong_in_all_layers_takes_one_search(tmp_path: Path, monkeypatc
     tried: list[str] = []
     attempt = Explainer.attempt
 
-    def counted(self: Explainer, finding: Finding, variants: tuple[Variant, ...]) -> Explanation | None:
+    def counted(self: Explainer, finding: Finding, variants: tuple[Variant, ...]) -> BugExplanation | None:
         tried.append(finding.name)
         return attempt(self, finding, variants)
 

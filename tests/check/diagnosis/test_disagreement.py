@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402
-from karat.check.diagnosis.disagreement import Ranks  # noqa: E402
+from karat.check.diagnosis.disagreement import RankTraces  # noqa: E402
 from karat.check.diagnosis.verdict import Diagnosis  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.replay.gathering import gathered  # noqa: E402
@@ -85,7 +85,7 @@ def _run(subject: Subject, unsummed: tuple[int, ...], noise: float = 0.0) -> Tra
 
 def _diagnosed(subject: Subject, ranked: Trace) -> tuple[tuple[str, tuple[int, ...]] | None, Diagnosis]:
     trace, differing = gathered(subject.graph, ranked)
-    ranks = Ranks(subject.graph, subject.weights, ranked, differing)
+    ranks = RankTraces(subject.graph, subject.weights, ranked, differing)
     at = ranks.disagreement()
     if at is not None:
         trace, _ = gathered(subject.graph, ranked, at.rank)

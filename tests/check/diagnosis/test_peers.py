@@ -16,7 +16,7 @@ from karat.check.record.executors import Steps, record
 from karat.check.record.llamacpp import LlamaTokens, llamacpp_tokens
 from karat.check.replay.replay import Replay
 from karat.check.session import session
-from karat.check.session.session import Plan, Session
+from karat.check.session.session import CheckPlan, CheckSession
 from karat.check.session.stage import Stage, overall
 from karat.check.stages import generation, tokens
 from karat.check.stages.registry import run_stages
@@ -63,7 +63,7 @@ def checked(
 
     patch.setattr(session, "record_llamacpp", recorded)
     patch.setattr(generation, "record_llamacpp", recorded)
-    plan = Plan(
+    plan = CheckPlan(
         model=model,
         prompt=PROMPT,
         num_tokens=num_tokens,
@@ -71,7 +71,7 @@ def checked(
         with_llamacpp=True,
         stages=("layers", "logits", "generation"),
     )
-    return list(run_stages(Session(plan)))
+    return list(run_stages(CheckSession(plan)))
 
 
 @pytest.mark.parametrize("num_tokens", [12, 30])
@@ -199,13 +199,13 @@ def test_live_llama_cpp_beyond_a_window(mistral: CheckedModel, tmp_path: Path) -
     """A prompt longer than the window, all stages that compare."""
     path = tmp_path / "model.gguf"
     convert(open_checkpoint(mistral.path), path, MIXES["F32"])
-    plan = Plan(
+    plan = CheckPlan(
         model=open_model(str(path)),
         prompt=PROMPT,
         num_tokens=30,
         with_llamacpp=True,
         stages=("tokens", "layers", "logits", "generation"),
     )
-    stages = list(run_stages(Session(plan)))
+    stages = list(run_stages(CheckSession(plan)))
     assert overall(stages) == "numerics", [stage.lines for stage in stages if stage.verdict == "bug"]
     assert all(any(WINDOW in line for line in stage.lines) for stage in stages if stage.name != "tokens")

@@ -180,14 +180,14 @@ def test_a_mistake_in_the_ranks_is_found_and_blamed(
 @pytest.fixture(scope="module")
 def right(model: CheckedModel) -> tuple[Trace, Trace, list[tuple[HeldPart, ...]]]:
     """One process' trace, two ranks' and what these hold."""
-    from karat.engine.ranks.messages import Load
+    from karat.engine.ranks.messages import LoadRank
 
     tokens = tuple(range(5, 17))
     control = build(model.config, NativeOps(threads=1), model.checkpoint, num_positions=len(tokens))
     alone = record_model(control, Steps(tokens), selection=Selection(attention=False))
     ranks = ParallelModel(2, "karat.check.ranks.rank")
     try:
-        load: Load = parallel.load_of(model.path, 4096, [list(tokens)], chunk=len(tokens))
+        load: LoadRank = parallel.load_of(model.path, 4096, [list(tokens)], chunk=len(tokens))
         ranks.load(load, model.config)
         return alone, record_ranks(ranks, Steps(tokens), "float16"), shards_of(ranks)
     finally:

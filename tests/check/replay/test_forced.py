@@ -18,7 +18,7 @@ from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.record.layerwise import LayerwiseRun, parts_of  # noqa: E402
 from karat.check.replay.replay import Replay  # noqa: E402
 from karat.check.session import session as sessions  # noqa: E402
-from karat.check.session.session import Plan, Session  # noqa: E402
+from karat.check.session.session import CheckPlan, CheckSession  # noqa: E402
 from karat.check.session.streamed import Streamed  # noqa: E402
 from karat.check.stages.registry import run_stages  # noqa: E402
 from karat.check.trace.format import Array, Trace, make_info  # noqa: E402
@@ -148,12 +148,12 @@ def test_the_stage_says_which_op_is_wrong(monkeypatch: pytest.MonkeyPatch) -> No
     """The embedded model against transformers: right ops are numerics, and a wrong one a bug, by its name."""
     chosen: dict[str, Executor] = {"ops": ReferenceOps("float32")}
     monkeypatch.setattr(sessions, "create", lambda *_, **__: chosen["ops"])
-    plan = Plan(model=open_model(None), num_tokens=12, executor="reference", stages=("layers",), with_hf=True)
-    (right,) = run_stages(Session(plan))
+    plan = CheckPlan(model=open_model(None), num_tokens=12, executor="reference", stages=("layers",), with_hf=True)
+    (right,) = run_stages(CheckSession(plan))
     assert right.verdict == "numerics" and 0 < right.facts["fed_transformers"] < 10
     assert any("each op on the inputs that transformers had: 105 results, at most" in line for line in right.lines)
     chosen["ops"] = Faulty("float32")
-    (wrong,) = run_stages(Session(plan))
+    (wrong,) = run_stages(CheckSession(plan))
     assert wrong.verdict == "bug" and wrong.facts["first_fed_transformers"] == "model.layers.1.mlp.act"
     lines = [line for line in wrong.lines if "another than transformers'" in line]
     assert lines == [line for line in lines if "model.layers.1.mlp.act, off by" in line] and len(lines) == 1

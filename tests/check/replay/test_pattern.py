@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.check.model.tokens import Tokens
-from karat.check.replay.pattern import Pattern, Rule, Share, pattern
+from karat.check.replay.pattern import Pattern, PatternShare, Rule, pattern
 from karat.check.trace.format import make_info
 
 # Two sequences side by side: two chunks of 5 and 4, then three steps of one token each.
@@ -36,8 +36,8 @@ def test_what_was_made_wrong_is_what_is_found(
     wrong[np.ix_(tokens, sorted(heads), range(first, 16))] = True
     found = _pattern(wrong)
     assert found.tokens == tuple(np.flatnonzero(tokens))
-    assert found.heads == Share(tuple(sorted(heads)), 8)
-    assert found.columns == Share(tuple(range(first, 16)), 16)
+    assert found.heads == PatternShare(tuple(sorted(heads)), 8)
+    assert found.columns == PatternShare(tuple(range(first, 16)), 16)
     assert found.share == 1 and not found.keys
     assert found.rules is not None
     kept = np.logical_and.reduce([rule.mask(TOKENS) for rule in found.rules] or [np.ones(COUNT, bool)])
@@ -75,11 +75,11 @@ def test_keys_are_told_by_where_they_stand() -> None:
 
 
 def test_shares_are_ranks_or_every_nth() -> None:
-    assert Share((4, 5, 6, 7), 8).ranks == ((1,), 2)
-    assert Share((2, 3, 6, 7), 8).ranks == ((1, 3), 4)
-    assert Share((1, 3, 5, 7), 8).every == ((1,), 2)
-    assert Share((1, 2), 8).every is None and Share(tuple(range(8)), 8).ranks is None
-    assert Share((1, 2), 3).ranks is None and Share((1, 2), 3).right == (0,)
+    assert PatternShare((4, 5, 6, 7), 8).ranks == ((1,), 2)
+    assert PatternShare((2, 3, 6, 7), 8).ranks == ((1, 3), 4)
+    assert PatternShare((1, 3, 5, 7), 8).every == ((1,), 2)
+    assert PatternShare((1, 2), 8).every is None and PatternShare(tuple(range(8)), 8).ranks is None
+    assert PatternShare((1, 2), 3).ranks is None and PatternShare((1, 2), 3).right == (0,)
 
 
 def test_a_column_that_is_right_by_chance_changes_nothing() -> None:

@@ -24,7 +24,7 @@ from karat.check.replay.forced import Local
 from karat.check.report.page import page, visible
 from karat.check.report.pictures import attention, png
 from karat.check.session import session as sessions
-from karat.check.session.session import Plan, Session
+from karat.check.session.session import CheckPlan, CheckSession
 from karat.check.session.stage import overall
 from karat.check.session.streamed import AttentionMap
 from karat.check.stages.registry import run_stages
@@ -84,8 +84,8 @@ def made(
     args: tuple[str, ...] = ("check", "<the model>"),
 ) -> str:
     monkeypatch.setattr(sessions, "create", lambda *_, **__: ops)
-    plan = Plan(model=open_model(None), prompt=prompt, num_tokens=24, executor="reference", stages=chosen)
-    session = Session(plan)
+    plan = CheckPlan(model=open_model(None), prompt=prompt, num_tokens=24, executor="reference", stages=chosen)
+    session = CheckSession(plan)
     done = list(run_stages(session))
     return page(session, done, gather(session, done, overall(done), args))
 
@@ -140,7 +140,7 @@ def test_it_tells_what_was_asked_of_what_and_where(monkeypatch: pytest.MonkeyPat
 
 def test_the_kernels_in_use_are_told() -> None:
     kernels = NativeOps().isa if unavailable_reason() is None else None
-    facts = gather(Session(Plan(model=open_model(None), num_tokens=4)), [], "skipped", ("check",))
+    facts = gather(CheckSession(CheckPlan(model=open_model(None), num_tokens=4)), [], "skipped", ("check",))
     assert facts["kernel_build"] == kernels and (facts["threads"] or 0) >= (kernels is not None)
 
 
@@ -167,8 +167,8 @@ def test_what_is_visible_stays_as_it_is() -> None:
 
 
 def test_ops_that_were_fed_have_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(model=open_model(None), num_tokens=8, executor="reference", stages=("layers",))
-    session = Session(plan)
+    plan = CheckPlan(model=open_model(None), num_tokens=8, executor="reference", stages=("layers",))
+    session = CheckSession(plan)
     done = list(run_stages(session))
     assert session.results is not None
     session.results.forced["transformers"] = [

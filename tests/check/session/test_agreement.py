@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from karat.check.model.checked import open_model
 from karat.check.session import agreement
-from karat.check.session.session import Plan, Session
+from karat.check.session.session import CheckPlan, CheckSession
 
 BAD = (np.nan, np.inf, -np.inf)
 
@@ -65,7 +65,7 @@ def test_tokens_are_shown_with_their_texts() -> None:
 
 def test_a_session_shows_the_text_of_a_token() -> None:
     model = open_model(None)
-    session = Session(Plan(model=model, num_tokens=4))
+    session = CheckSession(CheckPlan(model=model, num_tokens=4))
     token_id = session.tokenizer.encode("fish")[-1]
     assert session.shown(token_id) == f"{token_id} {session.tokenizer.decode([token_id])!r}"
     assert session.shown(model.config.vocab_size - 1).startswith(f"{model.config.vocab_size - 1} ")

@@ -12,7 +12,7 @@ from karat.check.files.quantised import distances
 from karat.check.model.checked import CheckedModel, open_model
 from karat.check.record import llamacpp
 from karat.check.session.agreement import greedy_difference, has_transformers
-from karat.check.session.session import STAGES, Plan, Session
+from karat.check.session.session import STAGES, CheckPlan, CheckSession
 from karat.check.session.stage import overall
 from karat.check.stages.registry import run_stages
 from karat.checkpoint.weights import Weight
@@ -28,7 +28,7 @@ CHOSEN = tuple(stage for stage in STAGES if stage != "story")
 
 
 def verdicts(model: CheckedModel, **options: Any) -> dict[str, str]:
-    session = Session(Plan(model=model, prompt=PROMPT, num_tokens=12, stages=CHOSEN, seed=SEED, **options))
+    session = CheckSession(CheckPlan(model=model, prompt=PROMPT, num_tokens=12, stages=CHOSEN, seed=SEED, **options))
     done = list(run_stages(session))
     bad = [line for stage in done for line in stage.lines if stage.verdict == "bug"]
     assert not bad, f"KARAT_SEED={SEED}: {bad}"
@@ -47,13 +47,13 @@ def test_a_folder_of_every_family_is_right(family: str, tmp_path: Path) -> None:
 def test_a_token_that_the_rounding_of_the_cache_decides_is_no_bug(tmp_path: Path) -> None:
     """This model's logits move by 3 % of their deviation where keys and values are stored in float16."""
     folder = folder_of(tmp_path / "model", 1769045076, **FAMILIES["yarn"])
-    plan = Plan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=12, stages=("generation",), with_hf=True)
-    if Session(plan).kv_dtype == "float16":
-        (stage,) = run_stages(Session(plan))
+    plan = CheckPlan(model=open_model(str(folder)), prompt=PROMPT, num_tokens=12, stages=("generation",), with_hf=True)
+    if CheckSession(plan).kv_dtype == "float16":
+        (stage,) = run_stages(CheckSession(plan))
         assert stage.verdict == "exact"
         same = "takes the same 24 tokens on a float32 cache; on the float16 one token 11 is 1396 ' At' here (ahead by"
         assert same in stage.lines[1]
-    (stage,) = run_stages(Session(replace(plan, kv_dtype="float32")))
+    (stage,) = run_stages(CheckSession(replace(plan, kv_dtype="float32")))
     assert stage.verdict == "exact" and stage.lines[1] == "transformers takes the same 24 tokens"
 
 
@@ -61,7 +61,7 @@ def test_a_token_that_the_rounding_of_the_cache_decides_is_no_bug(tmp_path: Path
 def test_what_the_rounding_of_the_cache_does_to_a_layer_is_no_bug(tmp_path: Path) -> None:
     """In this model it moves weights of attention by more than a thousand times the spread that noise shows."""
     folder = folder_of(tmp_path / "model", 14, num_hidden_layers=6, **FAMILIES["linear"])
-    plan = Plan(
+    plan = CheckPlan(
         model=open_model(str(folder)),
         prompt=PROMPT,
         num_tokens=30,
@@ -69,7 +69,7 @@ def test_what_the_rounding_of_the_cache_does_to_a_layer_is_no_bug(tmp_path: Path
         kv_dtype="bfloat16",
         with_hf=True,
     )
-    (stage,) = run_stages(Session(plan))
+    (stage,) = run_stages(CheckSession(plan))
     assert stage.verdict == "numerics", stage.lines
     assert stage.facts["against_transformers"] < 1000 or "; on a float32 cache, as transformers" in stage.lines[2]
 
@@ -90,7 +90,7 @@ def test_chunks_change_what_rounding_does_and_no_more(
             return super().logits(*args) * np.float32(1.05 if self.is_wrong else 1)
 
     monkeypatch.setattr("karat.check.session.session.LLM", Disturbed)
-    plan = Plan(
+    plan = CheckPlan(
         model=open_model(str(folder)),
         prompt=PROMPT,
         num_tokens=14,
@@ -98,7 +98,7 @@ def test_chunks_change_what_rounding_does_and_no_more(
         executor="reference",
         kv_dtype="bfloat16",
     )
-    (stage,) = run_stages(Session(plan))
+    (stage,) = run_stages(CheckSession(plan))
     assert stage.verdict == ("numerics" if chunk is None else "bug"), f"KARAT_SEED={SEED}: {stage.lines}"
 
 

@@ -13,7 +13,7 @@ from karat.check.record import llamacpp
 from karat.check.record.executors import Steps, record
 from karat.check.session import session
 from karat.check.session.agreement import greedy_difference, has_transformers
-from karat.check.session.session import Plan, Session
+from karat.check.session.session import CheckPlan, CheckSession
 from karat.check.session.stage import Stage
 from karat.check.stages.registry import run_stages
 from karat.check.trace.format import Trace, make_info
@@ -37,8 +37,8 @@ def recorded(change: Callable[[dict[str, Any]], None] | None = None) -> Trace:
 
 def checked(trace: Trace, path: Path, stages: tuple[str, ...] = COMPARED) -> dict[str, Stage]:
     write_trace(path, trace)
-    plan = Plan(model=open_model(None), num_tokens=8, other=path, stages=stages)
-    return {stage.name: stage for stage in run_stages(Session(plan))}
+    plan = CheckPlan(model=open_model(None), num_tokens=8, other=path, stages=stages)
+    return {stage.name: stage for stage in run_stages(CheckSession(plan))}
 
 
 def test_a_right_trace_is_compared_in_every_stage(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_side_that_rounds_more_is_no_bug_for_its_distance(tmp_path: Path) -> N
 def test_llama_cpp_is_compared_in_every_stage(mix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.gguf"
     convert(open_model(None).checkpoint, path, MIXES[mix])
-    plan = Plan(model=open_model(str(path)), num_tokens=8, with_llamacpp=True, stages=COMPARED)
-    done = {stage.name: stage for stage in run_stages(Session(plan))}
+    plan = CheckPlan(model=open_model(str(path)), num_tokens=8, with_llamacpp=True, stages=COMPARED)
+    done = {stage.name: stage for stage in run_stages(CheckSession(plan))}
     assert not [stage for stage in done.values() if stage.verdict == "bug"]
     assert done["layers"].facts["against_llama.cpp"] < 20
     assert done["logits"].facts["against_llama.cpp"]["rows"] == 8
@@ -155,7 +155,7 @@ def test_llama_cpp_is_compared_in_every_stage(mix: str, tmp_path: Path, monkeypa
         return Trace(trace.info, {**trace.arrays, name: -trace.arrays[name]})
 
     monkeypatch.setattr(session, "record_llamacpp", wrong)
-    done = {stage.name: stage for stage in run_stages(Session(replace(plan, stages=("layers",))))}
+    done = {stage.name: stage for stage in run_stages(CheckSession(replace(plan, stages=("layers",))))}
     assert done["layers"].facts["first_against_llama.cpp"] == "model.layers.4.self_attn.o_proj"
     assert done["layers"].verdict == ("bug" if mix == "F32" else "quantisation")
     assert done["llama.cpp"].verdict == "bug"

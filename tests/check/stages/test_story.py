@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from karat import LLM
 from karat.check.model.checked import open_model
-from karat.check.session.session import PROMPT, Plan, Session
+from karat.check.session.session import PROMPT, CheckPlan, CheckSession
 from karat.check.session.stage import Stage, overall
 from karat.check.stages.story import READING, WORDS, Answer, has, loop, reading, red_flags, run
 from karat.config import embedded_model_path
@@ -100,7 +100,7 @@ def told(monkeypatch: pytest.MonkeyPatch, model: str | None, texts: Sequence[str
         return done
 
     monkeypatch.setattr(LLM, "chat", chat)
-    return run(Session(Plan(model=open_model(model), num_tokens=4, stories=len(texts))))
+    return run(CheckSession(CheckPlan(model=open_model(model), num_tokens=4, stories=len(texts))))
 
 
 def test_garbage_of_the_embedded_model_is_a_bug_however_often_it_says_the_word(
@@ -142,7 +142,7 @@ def test_a_config_that_lies_is_flagged_where_every_op_is_right(tmp_path: Path) -
     (folder / "config.json").chmod(0o644)
     for change in ({"rope_theta": 2.0}, {"rms_norm_eps": 1.0}):
         (folder / "config.json").write_text(json.dumps(config | change))
-        session = Session(Plan(model=open_model(str(folder)), num_tokens=4, stories=4, seed=1))
+        session = CheckSession(CheckPlan(model=open_model(str(folder)), num_tokens=4, stories=4, seed=1))
         text, shuffled = reading(session, np.random.default_rng(1))
         assert text + READING > min(shuffled, np.log(VOCAB)), change
         assert run(session).verdict == "flagged"

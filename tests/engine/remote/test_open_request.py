@@ -20,7 +20,7 @@ from karat.engine.receipts import verifying
 from karat.engine.receipts.comparing import Compare
 from karat.engine.remote import opening as async_opening
 from karat.engine.remote import worker as async_worker
-from karat.engine.remote.messages import Abort, Add, Replayed, Stepped
+from karat.engine.remote.messages import Abort, AddRequest, Replayed, Stepped
 from karat.engine.remote.process import encoded
 from karat.engine.remote.worker import Worker, _Line
 from karat.engine.requests.request_updates import RequestUpdate
@@ -90,9 +90,9 @@ def served(llm: LLM, *commands: list[Any]) -> list[Stepped]:
     return line.told
 
 
-def add(number: int, *, length: int = 40, max_tokens: int = 900) -> Add:
+def add(number: int, *, length: int = 40, max_tokens: int = 900) -> AddRequest:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    return Add(Request(str(number), (number + 1,) * length, params, 0), False)
+    return AddRequest(Request(str(number), (number + 1,) * length, params, 0), False)
 
 
 def test_the_worker_frees_before_the_next_step_and_tells_each_step_once(llm: LLM) -> None:
@@ -122,7 +122,7 @@ def test_progress_is_told_twice_a_second_to_who_asks(is_asked: bool, llm: LLM, m
     monkeypatch.setattr(engine, "run", AtOnce(slow))
     monkeypatch.setattr(engine, "_clock", lambda: now[0])
     asked = add(50 + is_asked, length=800, max_tokens=1)
-    told = served(llm, [Add(asked.request, is_asked)], *[[] for _ in range(40)])
+    told = served(llm, [AddRequest(asked.request, is_asked)], *[[] for _ in range(40)])
     computed = [news.progress.num_computed for message in told for news in message.news if news.progress]
     if is_asked:
         assert computed[-1] == 800 and max(b - a for a, b in pairwise(computed)) <= 50, "half a second"

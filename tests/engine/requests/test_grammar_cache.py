@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from karat import LLM, AsyncLLM, SamplingParams
-from karat.engine.receipts.verifying import Replay
-from karat.engine.remote.messages import Abort, Add, Stepped
+from karat.engine.receipts.verifying import ReplayCommand
+from karat.engine.remote.messages import Abort, AddRequest, Stepped
 from karat.engine.remote.worker import Worker
 from karat.engine.requests.grammar_cache import COMPILE_THREADS, MAX_KEPT
 from karat.errors import OverloadedError, RequestError, UsageError
@@ -156,7 +156,7 @@ def has_ended(told: list[Stepped], *request_ids: str) -> bool:
     return ended >= set(request_ids)
 
 
-FREE = Add(Request("free", (1, 2, 3), SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), 0), False)
+FREE = AddRequest(Request("free", (1, 2, 3), SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), 0), False)
 
 
 @pytest.mark.parametrize("kind", ["answer", "replay"])
@@ -171,7 +171,9 @@ def test_no_step_waits_for_a_form(slow_llm: tuple[LLM, SlowForms], kind: str) ->
             slow.gate.set()
         return has_ended(told, "free", "formed")
 
-    line = Listening([[Add(request, False) if kind == "answer" else Replay(request, 0, ids), FREE]], is_over)
+    line = Listening(
+        [[AddRequest(request, False) if kind == "answer" else ReplayCommand(request, 0, ids), FREE]], is_over
+    )
     with suppress(EOFError):
         Worker(line, llm).serve()  # type: ignore[arg-type]
     assert len(slow.compiled) == 1 and len(pieces(line.told, "free")) == 60
@@ -188,7 +190,7 @@ def test_no_step_waits_for_a_form(slow_llm: tuple[LLM, SlowForms], kind: str) ->
 def test_a_worker_without_other_work_begins_when_the_form_is_compiled(slow_llm: tuple[LLM, SlowForms]) -> None:
     """In order: two of one form, of which the first wants fewer tokens."""
     llm, slow = slow_llm
-    commands = [Add(Request(name, (1, 2, 3, 4), FORMED, 0), False) for name in ("one", "two")]
+    commands = [AddRequest(Request(name, (1, 2, 3, 4), FORMED, 0), False) for name in ("one", "two")]
     looks = 0
 
     def is_over(told: list[Stepped]) -> bool:
@@ -210,7 +212,7 @@ def test_a_worker_without_other_work_begins_when_the_form_is_compiled(slow_llm: 
 def test_an_abort_while_compiling_leaves_nothing(slow_llm: tuple[LLM, SlowForms], kind: str) -> None:
     llm, slow = slow_llm
     request = Request("formed", (1, 2, 3), replace(FORMED, n=3, logprobs=1), 0)
-    add = Add(request, True) if kind == "answer" else Replay(request, 0, (1, 2))
+    add = AddRequest(request, True) if kind == "answer" else ReplayCommand(request, 0, (1, 2))
     line = Listening([[add], [], [], [Abort("formed")], []], lambda told: True)
     worker = Worker(line, llm)  # type: ignore[arg-type]
     with suppress(EOFError):
@@ -229,7 +231,7 @@ def test_a_worker_refuses_what_passes_the_limit(llm: LLM, monkeypatch: pytest.Mo
     hasty = SlowForms(llm.tokenizer, llm.engine.config.vocab_size, limit_s=SHORT_S)
     monkeypatch.setattr(llm.engine.admission, "forms", hasty.forms)
     request = Request("formed", (1, 2, 3), FORMED, 0)
-    commands = [Add(request, False), Replay(replace(request, request_id="again"), 0, (1, 2))]
+    commands = [AddRequest(request, False), ReplayCommand(replace(request, request_id="again"), 0, (1, 2))]
     line = Listening([commands], lambda told: has_ended(told, "formed", "again"))
     with suppress(EOFError):
         Worker(line, llm).serve()  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from karat.engine.engine import PromptProgress, RequestUpdate
 from karat.outputs import StreamChunk
-from karat.server.answers.tally import Tally
+from karat.server.answers.tally import UpdateTally
 
 
 class Clock:
@@ -21,7 +21,7 @@ def update(num_tokens: int, progress: PromptProgress | None = None) -> RequestUp
 
 def test_times_and_tokens() -> None:
     clock, firsts = Clock(), list[float]()
-    tally = Tally([10, 6], firsts.append, clock)
+    tally = UpdateTally([10, 6], firsts.append, clock)
     clock.now = 1.0
     tally.see(0, update(0, PromptProgress(10, 4, 10)))
     assert firsts == [] and tally.timings().predicted_ms == 0 and tally.timings().predicted_per_second is None

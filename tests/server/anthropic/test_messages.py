@@ -14,7 +14,7 @@ import pytest
 from karat.outputs import StreamChunk
 from karat.server.answers.parts import NO_TALK
 from karat.server.answers.subject import Heading
-from karat.server.answers.tally import Tally
+from karat.server.answers.tally import UpdateTally
 from karat.server.anthropic.events import MessageEvents, error_event
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, COUNT, MESSAGES
@@ -176,7 +176,7 @@ def test_an_error_in_the_middle_is_the_last_event() -> None:
     subject: Any = SimpleNamespace(
         heading=Heading("msg-1", 0, "m"),
         work=SimpleNamespace(seed=1),
-        tally=Tally([3]),
+        tally=UpdateTally([3]),
         signer=None,
         reader=lambda: NO_TALK.reader(BYTES),
     )

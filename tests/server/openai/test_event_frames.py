@@ -10,8 +10,8 @@ from karat import SamplingParams
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.outputs import StreamChunk
 from karat.server.answers.subject import Heading, Subject
-from karat.server.answers.tally import Tally
-from karat.server.asking.asked import AnswerForm, Ask, Work
+from karat.server.answers.tally import UpdateTally
+from karat.server.asking.asked import AnswerForm, Ask, AskedWork
 from karat.server.openai.events import ChatEvents, TextEvents
 
 TEXTS = st.lists(
@@ -22,7 +22,7 @@ TEXTS = st.lists(
 
 def events(kind: type[ChatEvents | TextEvents], form: AnswerForm) -> ChatEvents | TextEvents:
     ask = Ask((1, 2, 3), SamplingParams(n=2))
-    subject = Subject(Heading("cmpl-1", 7, 'a "name"'), form, Work((ask,), 5), cast(Any, None), Tally([3]))
+    subject = Subject(Heading("cmpl-1", 7, 'a "name"'), form, AskedWork((ask,), 5), cast(Any, None), UpdateTally([3]))
     return kind(subject)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from karat.bench.load.client import Client, FailedError, Response
-from karat.bench.load.prompts import Conversation
+from karat.bench.load.client import Client, FailedError, HttpResponse
+from karat.bench.load.prompts import PlannedConversation
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -66,7 +66,7 @@ class Manner:
     def path(self) -> str:
         return CHAT if self.chat else TEXT
 
-    def body(self, conversation: Conversation, answers: Sequence[str]) -> bytes:
+    def body(self, conversation: PlannedConversation, answers: Sequence[str]) -> bytes:
         """Asks turn number len(answers), with all that came before."""
         turn = conversation.turns[len(answers)]
         prefix, fields = conversation.prefix, {**self.fields, "max_tokens": turn.max_tokens}
@@ -84,7 +84,7 @@ class Manner:
 
 
 @dataclass(slots=True)
-class Record:
+class AskedRecord:
     """One request. Times are perf_counter's seconds; `due` is when it was to be sent, and latencies count from there.
 
     events: when text came. Tokens are those of the server's usage; without one, output_tokens is the number of events,
@@ -104,11 +104,11 @@ class Record:
     text: str = ""
 
 
-async def converse(client: Client, manner: Manner, conversation: Conversation, due: float) -> list[Record]:
+async def converse(client: Client, manner: Manner, conversation: PlannedConversation, due: float) -> list[AskedRecord]:
     """The records of the turns, each asked as soon as the one before has ended; a failed one is the last."""
-    records: list[Record] = []
+    records: list[AskedRecord] = []
     for turn in range(len(conversation.turns)):
-        record = Record(due if turn == 0 else records[-1].ended, turn)
+        record = AskedRecord(due if turn == 0 else records[-1].ended, turn)
         records.append(record)
         await _ask(client, manner.path, manner.body(conversation, [one.text for one in records[:-1]]), record)
         if record.error is not None:
@@ -116,7 +116,7 @@ async def converse(client: Client, manner: Manner, conversation: Conversation, d
     return records
 
 
-async def _ask(client: Client, path: str, body: bytes, record: Record) -> None:
+async def _ask(client: Client, path: str, body: bytes, record: AskedRecord) -> None:
     pieces: list[str] = []
     is_done = False
 
@@ -158,7 +158,7 @@ async def _ask(client: Client, path: str, body: bytes, record: Record) -> None:
         record.output_tokens = len(record.events)
 
 
-def _code_of(response: Response) -> str:
+def _code_of(response: HttpResponse) -> str:
     try:
         return _named(_ERROR_BODY.decode(response.body).error)
     except msgspec.DecodeError:

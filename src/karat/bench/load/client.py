@@ -27,7 +27,7 @@ class FailedError(Exception):
 
 
 @dataclass(slots=True)
-class Response:
+class HttpResponse:
     """The end of an answer. `body` is empty for a stream of events, whose data went to `on_data`."""
 
     status: int
@@ -55,7 +55,7 @@ class Client:
         self._timeout_s = timeout_s
         self._idle: list[_Connection] = []
 
-    async def post(self, path: str, body: bytes, on_data: OnData) -> Response:
+    async def post(self, path: str, body: bytes, on_data: OnData) -> HttpResponse:
         """Send `body` (JSON). The data of each event of a stream go to `on_data`, with the time of their arrival.
 
         Raises FailedError.
@@ -63,7 +63,7 @@ class Client:
         head = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return await self._send("POST", path, head, body, on_data)
 
-    async def get(self, path: str) -> Response:
+    async def get(self, path: str) -> HttpResponse:
         """Raises FailedError."""
         return await self._send("GET", path, "", b"", lambda data, when: None)
 
@@ -72,7 +72,7 @@ class Client:
             connection.close()
         self._idle.clear()
 
-    async def _send(self, method: str, path: str, head: str, body: bytes, on_data: OnData) -> Response:
+    async def _send(self, method: str, path: str, head: str, body: bytes, on_data: OnData) -> HttpResponse:
         lines = f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._netloc}\r\n{self._head}{head}\r\n"
         message = lines.encode() + body
         try:
@@ -129,13 +129,13 @@ class _Connection(asyncio.Protocol):
         self.is_open = True
         self.can_go_on = False
         self._transport: Any = None
-        self._future: asyncio.Future[Response] | None = None
+        self._future: asyncio.Future[HttpResponse] | None = None
         self._now = 0.0
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
-    async def exchange(self, message: bytes, on_data: OnData) -> Response:
+    async def exchange(self, message: bytes, on_data: OnData) -> HttpResponse:
         """The answer to a whole message. Raises _StaleError and FailedError."""
         self._future = asyncio.get_running_loop().create_future()
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -193,7 +193,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.can_go_on = self._parser.should_keep_alive()
         if self._future is not None and not self._future.done():
-            self._future.set_result(Response(self._parser.get_status_code(), bytes(self._body), self._now))
+            self._future.set_result(HttpResponse(self._parser.get_status_code(), bytes(self._body), self._now))
 
     def _fail(self, fault: Exception) -> None:
         self.can_go_on = False

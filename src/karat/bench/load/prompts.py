@@ -31,14 +31,14 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class PlannedConversation:
     """Turns one after the other; each is asked with all that came before it. `prefix` comes first."""
 
     prefix: Prompt | None
     turns: tuple[Turn, ...]
 
 
-class Source:
+class RandomText:
     """Pieces of random text: token ids if `as_ids`, or text.
 
     With a tokenizer, text has about the wanted number of tokens (its own token boundaries may differ by a few); without
@@ -75,7 +75,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ConversationShape:
     """What conversations look like. `num_prefixes` beginnings of `prefix_tokens` tokens are shared, in turns."""
 
     prompt_tokens: Lengths
@@ -90,13 +90,13 @@ class Shape:
         return self.prefix_tokens + self.turns * (self.prompt_tokens.high + self.answer_tokens.high)
 
 
-def drawn(source: Source, shape: Shape) -> Iterator[Conversation]:
+def drawn(source: RandomText, shape: ConversationShape) -> Iterator[PlannedConversation]:
     """Conversations without end; no two are the same but by chance. The shared beginnings are drawn once."""
     rng = source.rng
     prefixes = [source.piece(shape.prefix_tokens) for _ in range(shape.num_prefixes)] if shape.prefix_tokens else [None]
     for prefix in cycle(prefixes):
         lengths = [(shape.prompt_tokens.draw(rng), shape.answer_tokens.draw(rng)) for _ in range(shape.turns)]
-        yield Conversation(prefix, tuple(Turn(source.piece(prompt), answer) for prompt, answer in lengths))
+        yield PlannedConversation(prefix, tuple(Turn(source.piece(prompt), answer) for prompt, answer in lengths))
 
 
 class _Said(msgspec.Struct):
@@ -108,7 +108,7 @@ class _Talk(msgspec.Struct):
     conversations: list[_Said]
 
 
-def read_file(path: Path, source: Source, shape: Shape) -> list[Conversation]:
+def read_file(path: Path, source: RandomText, shape: ConversationShape) -> list[PlannedConversation]:
     """Conversations of a file in ShareGPT's form, in the file's order, cut to `shape.turns` turns.
 
     It is a JSON list of {"conversations": [{"from": "human" | "gpt" | "system", "value": text}, …]}. An answer may
@@ -130,7 +130,7 @@ def read_file(path: Path, source: Source, shape: Shape) -> list[Conversation]:
     return found
 
 
-def _conversation(said: Sequence[_Said], source: Source, shape: Shape) -> Conversation | None:
+def _conversation(said: Sequence[_Said], source: RandomText, shape: ConversationShape) -> PlannedConversation | None:
     said = [each for each in said if each.speaker != "system"]
     turns = []
     for asked, answered in zip(said[::2], said[1::2], strict=False):
@@ -140,7 +140,7 @@ def _conversation(said: Sequence[_Said], source: Source, shape: Shape) -> Conver
             break
         length = source.count(answered.value)
         turns.append(Turn(source.read(asked.value), length or shape.answer_tokens.draw(source.rng)))
-    return Conversation(None, tuple(turns[: shape.turns])) if len(turns) >= shape.turns else None
+    return PlannedConversation(None, tuple(turns[: shape.turns])) if len(turns) >= shape.turns else None
 
 
 class Supply:
@@ -149,14 +149,14 @@ class Supply:
     A file that has fewer than are asked for is used again from its start, and `num_rounds` says so.
     """
 
-    def __init__(self, source: Source, shape: Shape, dataset: Path | None) -> None:
+    def __init__(self, source: RandomText, shape: ConversationShape, dataset: Path | None) -> None:
         self._rng = source.rng
         self._file = None if dataset is None else read_file(dataset, source, shape)
         self._drawn = drawn(source, shape)
         self._order: list[int] = []
         self.num_rounds = 0
 
-    def take(self, number: int) -> list[Conversation]:
+    def take(self, number: int) -> list[PlannedConversation]:
         if self._file is None:
             return [next(self._drawn) for _ in range(number)]
         while len(self._order) < number:

@@ -23,7 +23,7 @@ _END_S = 30
 _LOOK_S = 0.1
 
 
-class Server:
+class MeasuredServer:
     """A server at `url`. With `command` it is a process of this one: it is stopped outside of `awake`, it ends with
     `close`, and the system kills it when this process ends.
     """

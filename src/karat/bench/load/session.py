@@ -7,27 +7,27 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from karat.bench.load.asking import Manner, Record
-from karat.bench.load.prompts import Conversation, Supply
-from karat.bench.load.servers import Server
+from karat.bench.load.asking import AskedRecord, Manner
+from karat.bench.load.prompts import PlannedConversation, Supply
+from karat.bench.load.servers import MeasuredServer
 from karat.bench.load.summary import Goals, figures, ratios
-from karat.bench.load.traffic import Load, Run, run
+from karat.bench.load.traffic import Run, Traffic, run
 
 SCHEMA = 1  # of the JSON; raised when a key changes its meaning or is removed
 
 
-class Watcher(Protocol):
+class TrafficWatcher(Protocol):
     """Who shows how far a measurement is."""
 
     def begin(self, text: str, number: int) -> None:
         """A run of `number` requests begins."""
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: AskedRecord) -> None:
         """One of them ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrafficPlan:
     """What to measure: each of `loads` in `repeat` turns, with `num_requests` conversations a turn (None: four for each
     that runs at a time, but at least 32), after `warmup` conversations that do not count. With `warm`, each turn is
     followed by the same conversations again.
@@ -36,7 +36,7 @@ class Plan:
     last of `loads`.
     """
 
-    loads: Sequence[Load]
+    loads: Sequence[Traffic]
     num_requests: int | None = None
     repeat: int = 1
     warmup: int = 1
@@ -45,17 +45,17 @@ class Plan:
     goals: Goals = field(default_factory=Goals)
     timeout_s: float = 600
 
-    def number(self, load: Load) -> int:
+    def number(self, load: Traffic) -> int:
         return self.num_requests or max(32, 4 * (load.concurrency or 0))
 
 
 def measure(
-    plan: Plan,
-    servers: Sequence[Server],
+    plan: TrafficPlan,
+    servers: Sequence[MeasuredServer],
     manners: Mapping[str, Manner],
     supply: Supply,
     rng: np.random.Generator,
-    watcher: Watcher,
+    watcher: TrafficWatcher,
 ) -> list[dict[str, Any]]:
     """The points, one for each load. In a turn all servers get the same conversations, in turns, at the same times."""
     session = _Session(plan, servers, manners, supply, rng, watcher)
@@ -64,19 +64,19 @@ def measure(
     if plan.sweep:
         reached = points[-1]["cold"][servers[0].name]["conversations_per_s"]
         if reached:
-            points += [session.point(Load(rate=reached * (i + 1) / plan.sweep)) for i in range(plan.sweep)]
+            points += [session.point(Traffic(rate=reached * (i + 1) / plan.sweep)) for i in range(plan.sweep)]
     return points
 
 
 class _Session:
     def __init__(
         self,
-        plan: Plan,
-        servers: Sequence[Server],
+        plan: TrafficPlan,
+        servers: Sequence[MeasuredServer],
         manners: Mapping[str, Manner],
         supply: Supply,
         rng: np.random.Generator,
-        watcher: Watcher,
+        watcher: TrafficWatcher,
     ) -> None:
         self._plan, self._servers, self._manners = plan, servers, manners
         self._supply, self._rng, self._watcher = supply, rng, watcher
@@ -85,9 +85,9 @@ class _Session:
         if self._plan.warmup:
             for server in self._servers:
                 asked = self._supply.take(self._plan.warmup)
-                self._run(server, asked, Load(concurrency=1), f"{server.name}, warming up", 0)
+                self._run(server, asked, Traffic(concurrency=1), f"{server.name}, warming up", 0)
 
-    def point(self, load: Load) -> dict[str, Any]:
+    def point(self, load: Traffic) -> dict[str, Any]:
         plan = self._plan
         names = [server.name for server in self._servers]
         runs: dict[str, dict[str, list[Run]]] = {kind: {name: [] for name in names} for kind in ("cold", "warm")}
@@ -107,18 +107,20 @@ class _Session:
                 point[f"{kind}_ratios"] = ratios(list(zip(*turns, strict=True)))
         return point
 
-    def _run(self, server: Server, asked: Sequence[Conversation], load: Load, text: str, gaps: int) -> Run:
+    def _run(
+        self, server: MeasuredServer, asked: Sequence[PlannedConversation], load: Traffic, text: str, gaps: int
+    ) -> Run:
         self._watcher.begin(text, sum(len(conversation.turns) for conversation in asked))
         with server.awake():
             return asyncio.run(self._asked(server, asked, load, np.random.default_rng(gaps), self._watcher.ended))
 
     async def _asked(
         self,
-        server: Server,
-        asked: Sequence[Conversation],
-        load: Load,
+        server: MeasuredServer,
+        asked: Sequence[PlannedConversation],
+        load: Traffic,
         rng: np.random.Generator,
-        on_end: Callable[[Record], None],
+        on_end: Callable[[AskedRecord], None],
     ) -> Run:
         client = server.client(self._plan.timeout_s)
         try:

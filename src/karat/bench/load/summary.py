@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from karat.bench.load.asking import Record
+from karat.bench.load.asking import AskedRecord
 from karat.bench.load.traffic import Run
 from karat.errors import UsageError
 
@@ -36,7 +36,7 @@ class Goals:
                 raise UsageError(f"--goodput {text}: expected ttft:MS, tpot:MS or e2e:MS, such as ttft:500")
         return cls(found)
 
-    def are_met(self, record: Record) -> bool:
+    def are_met(self, record: AskedRecord) -> bool:
         """A request of one token has no TPOT, which then meets every goal; a failed request meets none."""
         if record.error is not None:
             return False
@@ -44,7 +44,7 @@ class Goals:
         return all((taken[name] or 0) <= most for name, most in self.seconds.items())
 
 
-def latencies(record: Record) -> dict[str, float | None]:
+def latencies(record: AskedRecord) -> dict[str, float | None]:
     """Of a request without error.
 
     ttft: until the first text. tpot: from there to the last text, for each further token. e2e: until the end.
@@ -129,7 +129,7 @@ def _at(figures: Mapping[str, Any], path: Sequence[str]) -> float | None:
     return None if found is None else float(found)
 
 
-def _goodput(records: Sequence[Record], seconds: float, goals: Goals) -> dict[str, Any] | None:
+def _goodput(records: Sequence[AskedRecord], seconds: float, goals: Goals) -> dict[str, Any] | None:
     if not goals.seconds:
         return None
     good = sum(map(goals.are_met, records))
@@ -144,9 +144,9 @@ def _rate(amount: float, of: float) -> float | None:
     return amount / of if of > 0 else None
 
 
-def _output_tokens(record: Record) -> int:
+def _output_tokens(record: AskedRecord) -> int:
     return record.output_tokens
 
 
-def _events(record: Record) -> int:
+def _events(record: AskedRecord) -> int:
     return len(record.events)

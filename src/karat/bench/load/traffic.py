@@ -7,15 +7,15 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from karat.bench.load.asking import Manner, Record, converse
+from karat.bench.load.asking import AskedRecord, Manner, converse
 from karat.bench.load.client import Client
-from karat.bench.load.prompts import Conversation
+from karat.bench.load.prompts import PlannedConversation
 
-OnEnd = Callable[[Record], None]
+OnEnd = Callable[[AskedRecord], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Traffic:
     """Either `concurrency` conversations at a time, each followed by the next one at once; or conversations that begin
     at `rate` a second on average, with gaps of an exponential distribution, however many are under way.
     """
@@ -33,7 +33,7 @@ class Run:
     process's processor.
     """
 
-    records: list[Record]
+    records: list[AskedRecord]
     seconds: float
     client_s: float
 
@@ -41,16 +41,16 @@ class Run:
 async def run(
     client: Client,
     manner: Manner,
-    conversations: Sequence[Conversation],
-    load: Load,
+    conversations: Sequence[PlannedConversation],
+    load: Traffic,
     rng: np.random.Generator,
     on_end: OnEnd = lambda record: None,
 ) -> Run:
     """Ask all conversations. `on_end` is called with each request's record."""
-    records: list[Record] = []
+    records: list[AskedRecord] = []
     gaps = [0.0] * len(conversations) if load.rate is None else rng.exponential(1 / load.rate, len(conversations))
 
-    async def talk(conversation: Conversation, due: float) -> None:
+    async def talk(conversation: PlannedConversation, due: float) -> None:
         for record in await converse(client, manner, conversation, due):
             records.append(record)
             on_end(record)

@@ -21,7 +21,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     num_steps: int
 
 
-class Steps(msgspec.Struct, frozen=True, tag=True):
+class DecodeSteps(msgspec.Struct, frozen=True, tag=True):
     """Answered by Samples, `count`."""
 
     count: int
@@ -41,7 +41,7 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """Not answered: the process ends."""
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True):
+class PeerLoaded(msgspec.Struct, frozen=True, tag=True):
     """The peer is ready: the first message."""
 
     name: str
@@ -53,15 +53,15 @@ class Samples(msgspec.Struct, frozen=True, tag=True):
     samples: list[Sample]
 
 
-class Row(msgspec.Struct, frozen=True, tag=True):
+class LogitsRow(msgspec.Struct, frozen=True, tag=True):
     """Logits [vocab], float32; None if the peer shows none."""
 
     values: bytes | None
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class PeerFailed(msgspec.Struct, frozen=True, tag=True):
     error: Packed
 
 
-Command = Prefill | Start | Steps | Stop | Logits | Close
-Reply = Loaded | Samples | Row | Failed
+Command = Prefill | Start | DecodeSteps | Stop | Logits | Close
+Reply = PeerLoaded | Samples | LogitsRow | PeerFailed

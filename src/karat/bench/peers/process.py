@@ -24,15 +24,15 @@ from karat.bench.peers.api import Peer
 from karat.bench.peers.messages import (
     Close,
     Command,
-    Failed,
-    Loaded,
+    DecodeSteps,
     Logits,
+    LogitsRow,
+    PeerFailed,
+    PeerLoaded,
     Prefill,
     Reply,
-    Row,
     Samples,
     Start,
-    Steps,
     Stop,
 )
 from karat.bench.sides import Prompt, Sample
@@ -43,7 +43,7 @@ from karat.errors import ExecutorError, KaratError, packed, unpacked
 _SECONDS_TO_END = 10
 _REPLIES = msgspec.msgpack.Decoder(Reply)
 
-R = TypeVar("R", Loaded, Samples, Row)
+R = TypeVar("R", PeerLoaded, Samples, LogitsRow)
 
 
 class PeerProcess:
@@ -66,7 +66,7 @@ class PeerProcess:
                 given = [str(theirs.fileno()), self._folder.name, load, json.dumps(arguments)]
                 self._process = self._starter.start(__name__, given, [theirs.fileno()])
             with self._turn():
-                loaded = self._receive(Loaded)
+                loaded = self._receive(PeerLoaded)
         except OSError as fault:
             self._kill()
             raise ExecutorError(
@@ -84,13 +84,13 @@ class PeerProcess:
         self._call(Start(list(map(list, prompts)), num_steps), Samples)
 
     def steps(self, count: int) -> list[Sample]:
-        return self._call(Steps(count), Samples).samples
+        return self._call(DecodeSteps(count), Samples).samples
 
     def stop(self) -> None:
         self._call(Stop(), Samples)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32] | None:
-        values = self._call(Logits(list(prompt)), Row).values
+        values = self._call(Logits(list(prompt)), LogitsRow).values
         return None if values is None else np.frombuffer(values, np.float32)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class PeerProcess:
             reply = _REPLIES.decode(self._connection.receive())
         except ConnectionEndedError as end:
             raise self._ended() from end
-        if isinstance(reply, Failed):
+        if isinstance(reply, PeerFailed):
             raise unpacked(*reply.error)
         assert isinstance(reply, kind), f"{type(reply).__name__} for {kind.__name__}"
         return reply
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
     reply: Reply
     try:
         loaded: Peer = getattr(import_module(module), function)(**json.loads(given))
-        peer, reply = loaded, Loaded(loaded.name, loaded.version, loaded.details)
+        peer, reply = loaded, PeerLoaded(loaded.name, loaded.version, loaded.details)
     except Exception as fault:  # noqa: BLE001 - other libraries raise whatever they like
         reply = _failed(fault)
     with suppress(ConnectionEndedError):
@@ -187,17 +187,17 @@ def _do(peer: Peer, command: Command) -> Reply:
             return Samples([peer.prefill(prompt)])
         case Start(prompts, num_steps):
             peer.start(prompts, num_steps)
-        case Steps(count):
+        case DecodeSteps(count):
             return Samples(peer.steps(count))
         case Logits(prompt):
             row = peer.logits(prompt)
-            return Row(None if row is None else np.asarray(row, np.float32).tobytes())
+            return LogitsRow(None if row is None else np.asarray(row, np.float32).tobytes())
         case Stop():
             peer.stop()
     return Samples([])
 
 
-def _failed(fault: Exception) -> Failed:
+def _failed(fault: Exception) -> PeerFailed:
     if not isinstance(fault, KaratError):
         fault = ExecutorError(f"the peer failed: {type(fault).__name__}: {fault}")
-    return Failed(packed(fault))
+    return PeerFailed(packed(fault))

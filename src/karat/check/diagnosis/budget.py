@@ -3,7 +3,7 @@
 import time
 
 
-class Budget:
+class SearchBudget:
     """Seconds, counted from the first question whether they are spent; None: no bound."""
 
     def __init__(self, seconds: float | None = None) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from karat.check.diagnosis.assumed import Assumed, assumptions, explains, info_with, is_throughout
-from karat.check.diagnosis.budget import Budget
-from karat.check.diagnosis.disagreement import Ranks
+from karat.check.diagnosis.budget import SearchBudget
+from karat.check.diagnosis.disagreement import RankTraces
 from karat.check.diagnosis.explain import EVERYTHING, Explainer
 from karat.check.diagnosis.fitted_head import tokens_wanted
 from karat.check.diagnosis.known_mistakes import KnownMistakes
@@ -48,7 +48,7 @@ class Diagnoser:
         weights: CheckpointWeights,
         trace: Trace,
         *,
-        ranks: Ranks | None = None,
+        ranks: RankTraces | None = None,
         seed: int = 0,
         seconds: float = 20.0,
         budget: float | None = None,
@@ -58,7 +58,7 @@ class Diagnoser:
         self.graph = graph
         self.replay = Replay(graph, weights, trace, seed=seed)
         self._weights, self._seed, self._seconds, self._ranks = weights, seed, seconds, ranks
-        self._budget, self._progress, self._say = Budget(budget), progress, say
+        self._budget, self._progress, self._say = SearchBudget(budget), progress, say
         self._enumeration = Enumeration(graph, weights, self.replay.tokens, degrees(self.replay))
         self._explainer = self._explainer_of(self.replay)
         self._known = KnownMistakes()

@@ -46,7 +46,7 @@ class Disagreement:
         )
 
 
-class Ranks:
+class RankTraces:
     """The ranks of one trace, some of whose results should be equal and are not: `differing`, in any order."""
 
     def __init__(self, graph: Graph, weights: CheckpointWeights, trace: Trace, differing: Sequence[str]) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.diagnosis.budget import Budget
+from karat.check.diagnosis.budget import SearchBudget
 from karat.check.diagnosis.fitted_head import fitted_head
 from karat.check.diagnosis.known_mistakes import merged
 from karat.check.diagnosis.parted import Parted, degrees
 from karat.check.diagnosis.proposals import Proposals
 from karat.check.diagnosis.searched import same_by_factor, searched
-from karat.check.diagnosis.verdict import Explanation
+from karat.check.diagnosis.verdict import BugExplanation
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.fitted import fits
@@ -55,19 +55,19 @@ class Explainer:
         enumeration: Enumeration,
         *,
         seconds: float,
-        budget: Budget,
+        budget: SearchBudget,
         progress: Callable[[str], None],
     ) -> None:
         self.replay, self.graph = replay, replay.graph
         self._seconds, self._budget, self._progress = seconds, budget, progress
         self.proposals = Proposals(replay, enumeration)
         self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs found so far; other results try them first
-        self._alone: dict[str, list[Explanation]] = {}  # single mistakes that explain a result, by its name
+        self._alone: dict[str, list[BugExplanation]] = {}  # single mistakes that explain a result, by its name
         self._not_tried: list[str] = []
         self._until = math.inf  # of the search that is going on
         self._spent: dict[str, float] = {}  # seconds, by result, on mistakes in parts
 
-    def explain(self, finding: Finding, effort: int) -> tuple[list[Explanation], str]:
+    def explain(self, finding: Finding, effort: int) -> tuple[list[BugExplanation], str]:
         """The explanations of one wrong result by mistakes of one effort, the best first; and what was not tried.
 
         effort: an index of `costs(finding)`. The time may be up before all is tried.
@@ -94,7 +94,7 @@ class Explainer:
         """The cost of each effort for a result: at a place, what is cheaper comes first."""
         return [cost for cost, _ in self._efforts(finding)]
 
-    def _efforts(self, finding: Finding) -> list[tuple[float, Callable[[Finding], Iterable[Explanation]]]]:
+    def _efforts(self, finding: Finding) -> list[tuple[float, Callable[[Finding], Iterable[BugExplanation]]]]:
         if len(finding.segment) == 1:
             return [(0, self.alone), (1, self._in_parts), (3, self._pairs), (3, self._other_heads)]
         return [
@@ -108,11 +108,11 @@ class Explainer:
             (5, self._other_heads),
         ]
 
-    def _other_heads(self, finding: Finding) -> Iterator[Explanation]:
+    def _other_heads(self, finding: Finding) -> Iterator[BugExplanation]:
         if self.is_head_alone(finding) and (found := other_head(self.replay, finding)):
             yield found
 
-    def with_known(self, finding: Finding, known: Iterable[tuple[Variant, ...]]) -> list[Explanation]:
+    def with_known(self, finding: Finding, known: Iterable[tuple[Variant, ...]]) -> list[BugExplanation]:
         """The explanations of this result by mistakes of other results, moved to its layers; the best first."""
         names = finding.segment
         layers = self.proposals.layers(names)
@@ -141,13 +141,13 @@ class Explainer:
         behind = all(self.graph.nodes[name].layer is None for name in finding.segment)
         return finding.name == "lm_head" and behind
 
-    def alone(self, finding: Finding) -> list[Explanation]:
+    def alone(self, finding: Finding) -> list[BugExplanation]:
         """The single mistakes that reproduce a wrong result; searched for once."""
         if finding.name not in self._alone:
             self._alone[finding.name] = self._found(finding)
         return self._alone[finding.name]
 
-    def _found(self, finding: Finding) -> list[Explanation]:
+    def _found(self, finding: Finding) -> list[BugExplanation]:
         singles = self.proposals.singles(finding.segment, finding.name)
         if len(finding.segment) == 1:
             return list(self._all_of(finding, list(singles)))
@@ -156,34 +156,34 @@ class Explainer:
         others = same_by_factor(self.replay, finding, named)
         return found + [e for variant in others if (e := self.attempt(finding, (variant,)))]
 
-    def _by_numbers(self, finding: Finding) -> Iterator[Explanation]:
+    def _by_numbers(self, finding: Finding) -> Iterator[BugExplanation]:
         """Mistakes with a number that is searched for."""
         for variant in self._searched(finding):
             if explanation := self.attempt(finding, (variant,)):
                 yield explanation
 
-    def _of_other_layers(self, finding: Finding) -> Iterator[Explanation]:
+    def _of_other_layers(self, finding: Finding) -> Iterator[BugExplanation]:
         singles = self.proposals.singles(finding.segment, finding.name)
         return self._all_of(finding, [variant for variant in singles if variant.bug == _LAST])
 
-    def _in_parts(self, finding: Finding) -> Iterator[Explanation]:
+    def _in_parts(self, finding: Finding) -> Iterator[BugExplanation]:
         """Mistakes of one op in a part of its result."""
         parted = Parted(self.replay, finding)
         singles = [variant for variant in self.proposals.singles(finding.segment, finding.name) if not variant.fitted]
         return self._all_of(finding, [*parted.variants([*singles, *parted.fits()]), *parted.caches()])
 
-    def _in_rows(self, finding: Finding) -> Iterator[Explanation]:
+    def _in_rows(self, finding: Finding) -> Iterator[BugExplanation]:
         """Mistakes of several ops in the steps or sequences that are wrong."""
         return self._all_of(finding, list(self.proposals.in_rows(finding)))
 
-    def _on_two_ranks(self, finding: Finding) -> Iterator[Explanation]:
+    def _on_two_ranks(self, finding: Finding) -> Iterator[BugExplanation]:
         """Mistakes of several ops on one of two ranks, or of as many as the trace states."""
         return self._all_of(finding, list(self.proposals.on_ranks(finding, degrees(self.replay)[:1])))
 
-    def _on_more_ranks(self, finding: Finding) -> Iterator[Explanation]:
+    def _on_more_ranks(self, finding: Finding) -> Iterator[BugExplanation]:
         return self._all_of(finding, list(self.proposals.on_ranks(finding, degrees(self.replay)[1:])))
 
-    def _all_of(self, finding: Finding, variants: Sequence[Variant]) -> Iterator[Explanation]:
+    def _all_of(self, finding: Finding, variants: Sequence[Variant]) -> Iterator[BugExplanation]:
         """The explanations among these mistakes, until the time is up."""
         for number, variant in enumerate(variants):
             if time.monotonic() > self._until:
@@ -206,7 +206,7 @@ class Explainer:
         if self._budget.is_spent:
             self._not_tried.append("other numbers (theta, eps, factors)")
 
-    def attempt(self, finding: Finding, variants: tuple[Variant, ...]) -> Explanation | None:
+    def attempt(self, finding: Finding, variants: tuple[Variant, ...]) -> BugExplanation | None:
         """The explanation by these mistakes; None if they do not give the recorded result."""
         edits = merged(variants)
         if edits is None:
@@ -223,7 +223,7 @@ class Explainer:
         if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio or not self._tells(finding, expected, edits):
             return None
         # A mistake with a higher floor of its own may have a small ratio without reducing the error.
-        return Explanation(variants, left.ratio, left.error) if left.error * GAIN <= finding.error else None
+        return BugExplanation(variants, left.ratio, left.error) if left.error * GAIN <= finding.error else None
 
     def _tells(self, finding: Finding, expected: Array, edits: Edits) -> bool:
         """Whether values are wrong that cannot be overflows under these mistakes, so that the mistakes explain them."""
@@ -259,7 +259,7 @@ class Explainer:
             # Rounding moves the result of a whole layer by far less than this share of its largest value.
             return bool(error <= max(0.02, 200 * self.replay.unit) * size) if size else bool(error == 0)
 
-    def _pairs(self, finding: Finding) -> list[Explanation]:
+    def _pairs(self, finding: Finding) -> list[BugExplanation]:
         """Pairs of mistakes at one place, until the time is up."""
         until = time.monotonic() + self._seconds
         names = finding.segment
@@ -285,7 +285,7 @@ class Explainer:
                     found += self._with_fit(finding, first)
         return found
 
-    def _with_fit(self, finding: Finding, first: Variant) -> Iterator[Explanation]:
+    def _with_fit(self, finding: Finding, first: Variant) -> Iterator[BugExplanation]:
         """Pairs of an enumerated mistake, and one that is fitted to the node with the first mistake in it."""
         node = self.graph.nodes[finding.name]
         wrong = changed(node, first.edits[node.name])
@@ -305,7 +305,7 @@ def _leaves_zeros(variant: Variant) -> bool:
     return any(params.get("factor") == 0 for params in variant.edits.values())
 
 
-def _parameters(explanation: Explanation) -> frozenset[tuple[str, str]]:
+def _parameters(explanation: BugExplanation) -> frozenset[tuple[str, str]]:
     return frozenset((n, key) for v in explanation.variants for n, params in v.edits.items() for key in params)
 
 
@@ -320,7 +320,7 @@ def _moved(variant: Variant, replay: Replay, layers: Sequence[int], names: Seque
     return replace(variant, edits=edits) if edits else None
 
 
-def other_head(replay: Replay, finding: Finding) -> Explanation | None:
+def other_head(replay: Replay, finding: Finding) -> BugExplanation | None:
     """Logits explained as a linear map of the final hidden state that is none of the model's weights."""
     found = fitted_head(replay, finding)
     if found is None:
@@ -333,4 +333,4 @@ def other_head(replay: Replay, finding: Finding) -> Explanation | None:
         f"a linear map of the final norm that is none of the model's weights ({num_fitted} rows fitted, rest tested)"
     )
     bug = "tie-ignored" if replay.graph.config.tie_word_embeddings else "head-other"
-    return Explanation((Variant(bug, detail, {"lm_head": {}}, fitted=True),), ratio, error)
+    return BugExplanation((Variant(bug, detail, {"lm_head": {}}, fitted=True),), ratio, error)

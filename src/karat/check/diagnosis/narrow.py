@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from karat.check.diagnosis.verdict import Explanation
+from karat.check.diagnosis.verdict import BugExplanation
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.narrow import INSIDE, edits
 from karat.check.model.graph import Edits
@@ -25,7 +25,7 @@ _FEW = 16  # wrong values that are too few to tell
 _TIES = 16  # units of the type in the largest value of a row: what a number on the other side of a tie may differ by
 
 
-def narrow(replay: Replay, finding: Finding) -> list[Explanation]:
+def narrow(replay: Replay, finding: Finding) -> list[BugExplanation]:
     """The roundings inside the one op of a wrong result that give its values, the best first."""
     node = replay.graph.nodes[finding.name]
     wrong = replay.wrong(finding.name)
@@ -51,7 +51,7 @@ def narrow(replay: Replay, finding: Finding) -> list[Explanation]:
         if given[wrong].mean() >= _GIVEN and given[there].mean() >= _GIVEN and is_tie.all():
             left = float(np.quantile(ratio[wrong], _GIVEN, method="lower"))
             most_off = float(np.quantile(error[wrong], _GIVEN, method="lower"))
-            found.append((float(given[wrong].mean()), Explanation((variant,), left, most_off)))
+            found.append((float(given[wrong].mean()), BugExplanation((variant,), left, most_off)))
     most = max((share for share, _ in found), default=0.0)
     return [explanation for share, explanation in found if share == most]
 

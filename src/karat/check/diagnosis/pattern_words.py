@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from karat.check.model.graph import Graph
 from karat.check.model.roles import ranges
-from karat.check.replay.pattern import Pattern, Rule, Share
+from karat.check.replay.pattern import Pattern, PatternShare, Rule
 from karat.check.trace.format import TraceInfo
 
 _SHARES = {2: "half", 4: "quarter", 8: "eighth"}
@@ -41,12 +41,12 @@ def pattern_lines(pattern: Pattern, name: str, graph: Graph, info: TraceInfo) ->
     return lines + ([f"instead    {pattern.instead}"] if pattern.instead else [])
 
 
-def _head(name: str, heads: Share, graph: Graph) -> str:
+def _head(name: str, heads: PatternShare, graph: Graph) -> str:
     shape = graph.shape(graph.nodes[name])
     return "KV head" if heads.count == shape.num_kv_heads != shape.num_heads else "head"
 
 
-def _share(share: Share, noun: str) -> str:
+def _share(share: PatternShare, noun: str) -> str:
     """all heads; head 1 of 2 (a half: rank 1 of 2?)."""
     if share.is_all:
         return f"all {noun}s"
@@ -68,7 +68,7 @@ def _named(numbers: Sequence[int], noun: str) -> str:
     return f"{noun}{'s' * (len(numbers) > 1)} {text}"
 
 
-def _others(share: Share, noun: str) -> list[str]:
+def _others(share: PatternShare, noun: str) -> list[str]:
     return [] if share.is_all else [_named(share.right, noun)]
 
 

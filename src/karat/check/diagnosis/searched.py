@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from karat.check.diagnosis.budget import Budget
+from karat.check.diagnosis.budget import SearchBudget
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.graph import Edits, Node
 from karat.check.replay.distances import distance
@@ -20,7 +20,7 @@ from karat.check.replay.replay import Replay
 _REACHES = (4, 12, 40, 1 << 20)
 
 
-def searched(replay: Replay, finding: Finding, budget: Budget) -> Iterator[Variant]:
+def searched(replay: Replay, finding: Finding, budget: SearchBudget) -> Iterator[Variant]:
     """Mistakes in a segment of several nodes, each with a number found by search. They are proposals, as all fits are.
 
     Stops when the time is up.
@@ -57,7 +57,7 @@ def _together(nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
     yield from ([node] for node in nodes)
 
 
-def _scales(replay: Replay, finding: Finding, budget: Budget, nodes: Sequence[Node]) -> Iterator[Variant]:
+def _scales(replay: Replay, finding: Finding, budget: SearchBudget, nodes: Sequence[Node]) -> Iterator[Variant]:
     def scales(scale: float) -> Edits:
         return {node.name: {"scale": scale} for node in nodes}
 
@@ -68,7 +68,7 @@ def _scales(replay: Replay, finding: Finding, budget: Budget, nodes: Sequence[No
             yield Variant("scale-wrong", detail, scales(value), fitted=True)
 
 
-def _epsilons(replay: Replay, finding: Finding, budget: Budget, nodes: Sequence[Node]) -> Iterator[Variant]:
+def _epsilons(replay: Replay, finding: Finding, budget: SearchBudget, nodes: Sequence[Node]) -> Iterator[Variant]:
     def epsilons(eps: float) -> Edits:
         return {node.name: {"eps": eps} for node in nodes}
 
@@ -103,7 +103,7 @@ def _scaled(embedding: str, factor: float) -> Variant:
 def _minimum(
     replay: Replay,
     finding: Finding,
-    budget: Budget,
+    budget: SearchBudget,
     edits: Callable[[float], Edits],
     low: float,
     high: float,

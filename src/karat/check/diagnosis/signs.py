@@ -30,12 +30,12 @@ class Sign:
 
 def signs(graph: Graph, trace: Trace, precision: float) -> list[Sign]:
     """Every sign, in the order of computation. `precision` is half a unit in the last place of the engine's type."""
-    health = Health(graph, trace.info, precision)
+    health = HealthSigns(graph, trace.info, precision)
     health.look(trace.arrays)
     return health.signs()
 
 
-class Health:
+class HealthSigns:
     """Collects signs, from a whole trace or from one part of a model after the other.
 
     `flagged` maps names of attention weights to heads that look at one position only.

@@ -10,7 +10,7 @@ from karat.check.replay.pattern import Pattern
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class BugExplanation:
     """One or two mistakes that give the recorded result; ratio: the error that is left, in multiples of the floor."""
 
     variants: tuple[Variant, ...]
@@ -45,7 +45,7 @@ class Wrong:
     finding: Finding
     role: str
     layer: int | None
-    explanations: list[Explanation] = field(default_factory=list)
+    explanations: list[BugExplanation] = field(default_factory=list)
     empty: str | None = None
     follows: bool = False
     hint: str | None = None
@@ -162,5 +162,5 @@ def _merge(wrong: Sequence[Wrong]) -> list[Named]:
     return sorted(named, key=lambda n: explained.index(n.first))
 
 
-def _detail(explanation: Explanation) -> str:
+def _detail(explanation: BugExplanation) -> str:
     return "; ".join(f"{v.bug}: {v.text}" for v in explanation.variants)

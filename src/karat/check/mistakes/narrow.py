@@ -14,7 +14,7 @@ import numpy as np
 
 from karat.check.mistakes.registry import mistake
 from karat.check.model import ops
-from karat.check.model.context import Array, Stored
+from karat.check.model.context import Array, StoredMatrix
 from karat.check.model.evaluate import Op
 from karat.check.model.graph import Kind
 from karat.check.model.ops import Add, Angles, Biased, Mix, Norm, Product, Rope, Scores, SiluMul, Softmax
@@ -80,7 +80,7 @@ def narrow_product(product: Op[Product], a: Product, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.x)
     x = to(a.x) if "x" in where.split(", ") else a.x
     if "the weight" in where:
-        assert isinstance(a.weight, Stored)
+        assert isinstance(a.weight, StoredMatrix)
         y = x @ to(a.weight.weights.array(a.weight.name, a.weight.dtype)).T
     else:
         y = product(replace(a, x=x))

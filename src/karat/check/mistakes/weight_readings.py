@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.mistakes.quantised import misread
-from karat.check.model.context import Array, DType, Matrix, Stored, Weights
+from karat.check.model.context import Array, DType, Matrix, StoredMatrix, Weights
 from karat.check.model.rounding import rounded
 from karat.errors import UsageError
 
@@ -47,7 +47,7 @@ class Made:
     @classmethod
     def of(cls, reading: Effective, right: Matrix) -> "Made":
         """What a wrong reading gives in place of a matrix of the checkpoint."""
-        assert isinstance(right, Stored)
+        assert isinstance(right, StoredMatrix)
         return cls(reading(right.weights, right.dtype))
 
     @property

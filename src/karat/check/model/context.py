@@ -119,7 +119,7 @@ class Matrix(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stored:
+class StoredMatrix:
     """A matrix of the checkpoint. Of a large one only a part is widened at a time."""
 
     weights: Weights

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model import ops
-from karat.check.model.context import Array, Context, DType, Stored
+from karat.check.model.context import Array, Context, DType, StoredMatrix
 from karat.check.model.graph import Kind, Node
 from karat.check.model.tokens import Tokens
 from karat.config import RopeConfig
@@ -43,7 +43,7 @@ def evaluate(node: Node, inputs: Sequence[Array], context: Context, dtype: DType
 
 
 def _embedding(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    table = Stored(context.weights, node.params["weight"], dtype)
+    table = StoredMatrix(context.weights, node.params["weight"], dtype)
     return replace(ops.embedding)(ops.Embedding(context.tokens.ids, table))
 
 
@@ -53,7 +53,7 @@ def _norm(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, r
 
 
 def _linear(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    weight = Stored(context.weights, node.params["weight"], dtype)
+    weight = StoredMatrix(context.weights, node.params["weight"], dtype)
     x = context.read(inputs[0].reshape(len(inputs[0]), -1), node.params["weight"])
     bias = None if node.params.get("bias") is None else context.weights.array(node.params["bias"], dtype)
     y = replace(ops.biased)(ops.Biased(replace(ops.product)(ops.Product(x, weight)), bias, context.weights, dtype))
@@ -131,7 +131,7 @@ def _experts(node: Node, inputs: Sequence[Array], context: Context, dtype: DType
         rows, choice = np.nonzero(ids == number)
         if not len(rows):
             continue
-        gate, up, down = (Stored(context.weights, name, dtype) for name in names)
+        gate, up, down = (StoredMatrix(context.weights, name, dtype) for name in names)
         read, inner_read = context.read(x[rows], names[0]), partial(context.read, weight=names[2])
         given = replace(ops.expert)(ops.Expert(read, gate, up, inner_read, down))
         total[rows] += weights[rows, choice][:, None] * given

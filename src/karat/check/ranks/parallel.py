@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from karat.check.model.graph import Graph
-from karat.check.ranks.rank import HeldPart, Hold, Holds, Record
+from karat.check.ranks.rank import HeldPart, Hold, Holds, RankRecord
 from karat.check.record.executors import Steps
 from karat.check.replay.gathering import gathered, merged
 from karat.check.trace.format import Array, Trace
@@ -23,7 +23,7 @@ from karat.check.trace.reading import read_trace
 from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
-from karat.engine.ranks.messages import Done
+from karat.engine.ranks.messages import RankDone
 from karat.engine.ranks.rank_model import ParallelModel
 from karat.ranks.group import tree_sum
 
@@ -113,7 +113,7 @@ def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, att
     with ExitStack() as stack:
         files = _files(ranks.size, stack)
         ranks.command(
-            lambda number: Record(
+            lambda number: RankRecord(
                 number=number,
                 token_ids=steps.prompt,
                 cuts=steps.cuts,
@@ -122,7 +122,7 @@ def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, att
                 files=files,
                 attention=attention,
             ),
-            Done,
+            RankDone,
             num_steps=len(steps.cuts) + steps.decode,
         )
         traces = [read_trace(Path(file)) for file in files]

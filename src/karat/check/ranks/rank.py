@@ -10,7 +10,7 @@ from karat.check.record.executors import Steps, record_model
 from karat.check.trace.selection import Selection
 from karat.check.trace.writing import write_trace
 from karat.config import FloatName
-from karat.engine.ranks.messages import Done, Load, Step
+from karat.engine.ranks.messages import LoadRank, RankDone, Step
 from karat.engine.ranks.rank import Rank, serve
 
 
@@ -35,7 +35,7 @@ class Holds(msgspec.Struct, frozen=True, tag=True):
     parts: tuple[HeldPart, ...]
 
 
-class Record(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class RankRecord(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Compute a text op by op and write each rank's trace into the file of that rank; answered by Done."""
 
     number: int
@@ -53,13 +53,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class CheckedRank(Rank):
-    COMMANDS = Load | Step | Hold | Record
+    COMMANDS = LoadRank | Step | Hold | RankRecord
 
     def do(self, command: msgspec.Struct) -> msgspec.Struct:
         match command:
             case Hold():
                 return self._hold()
-            case Record():
+            case RankRecord():
                 return self._record(command)
         return super().do(command)
 
@@ -81,7 +81,7 @@ class CheckedRank(Rank):
             )
         return Holds(tuple(parts))
 
-    def _record(self, record: Record) -> Done:
+    def _record(self, record: RankRecord) -> RankDone:
         model, group = self._model, self._group
         assert model is not None and group is not None, "nothing is loaded"
         group.begin(record.number)
@@ -89,4 +89,4 @@ class CheckedRank(Rank):
         selection = Selection(attention=record.attention)
         trace = record_model(model, steps, selection=selection, kv_dtype=record.kv_dtype)
         write_trace(Path(record.files[self.rank]), trace)
-        return Done()
+        return RankDone()

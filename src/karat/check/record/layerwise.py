@@ -34,21 +34,21 @@ Compute = Callable[[Ops, States, Caches], States]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerwisePart:
     """A part of the graph that is computed at once: the embedding, a layer, or all after the layers."""
 
     layer: int | None
     names: tuple[str, ...]
 
 
-def parts_of(graph: Graph) -> list[Part]:
+def parts_of(graph: Graph) -> list[LayerwisePart]:
     """The nodes of a graph in order: embedding, each layer, the end."""
     grouped: list[tuple[int | None, list[str]]] = []
     for name, node in graph.nodes.items():
         if not grouped or grouped[-1][0] != node.layer:
             grouped.append((node.layer, []))
         grouped[-1][1].append(name)
-    return [Part(layer, tuple(names)) for layer, names in grouped]
+    return [LayerwisePart(layer, tuple(names)) for layer, names in grouped]
 
 
 class LayerwiseRun:

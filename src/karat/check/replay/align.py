@@ -29,7 +29,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class ResultShape:
     """The shape of a node's result: the tokens of its rows, and a row's shape; the heads of scores and weights."""
 
     node: Node
@@ -44,7 +44,7 @@ class Recordings(Mapping[str, Recorded]):
     Raises TraceError for a shape that does not fit its node.
     """
 
-    def __init__(self, trace: Trace, tokens: Tokens, places: Mapping[str, Place], budget: int) -> None:
+    def __init__(self, trace: Trace, tokens: Tokens, places: Mapping[str, ResultShape], budget: int) -> None:
         self._trace, self._tokens = trace, tokens
         self._places = {name: place for name, place in places.items() if name in trace.arrays}
         self._shapes = {name: _shape(trace, name, place) for name, place in self._places.items()}
@@ -88,7 +88,7 @@ class Recordings(Mapping[str, Recorded]):
         )
 
 
-def _shape(trace: Trace, name: str, place: Place) -> tuple[int, ...]:
+def _shape(trace: Trace, name: str, place: ResultShape) -> tuple[int, ...]:
     """The shape of an array, without leading axes of length 1 for a batch."""
     found, node = trace.shape_of(name), place.node
     rows, heads, shape = trace.rows_of(name), trace.info.heads.get(name), found
@@ -113,7 +113,7 @@ def _shape(trace: Trace, name: str, place: Place) -> tuple[int, ...]:
     return shape
 
 
-def _align(trace: Trace, place: Place, tokens: Tokens, shape: tuple[int, ...]) -> Recorded:
+def _align(trace: Trace, place: ResultShape, tokens: Tokens, shape: tuple[int, ...]) -> Recorded:
     """The recorded result of a node, in float64 and in the node's shape."""
     node, domain, features, num_heads = place.node, place.domain, place.features, place.num_heads
     name, rows, heads = node.name, trace.rows_of(node.name), trace.info.heads.get(node.name)

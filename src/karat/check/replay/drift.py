@@ -47,14 +47,14 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """local and drift: one entry for each recorded result, in the order of computation."""
 
     local: Sequence[Finding]
     drift: Sequence[Drift]
 
 
-def compare(replay: Replay) -> Comparison:
+def compare(replay: Replay) -> RunComparison:
     """Local errors of the replay's trace, and accumulated errors against the float64 run, in the recorded rows."""
     local = replay.findings()
     free = FreeRun(replay)
@@ -63,7 +63,7 @@ def compare(replay: Replay) -> Comparison:
         run = free.advance(replay, name)
         if name in replay.recorded:
             found.append(drift_of(replay, run, run.right))
-    return Comparison(local, found)
+    return RunComparison(local, found)
 
 
 def aligned(replay: Replay, reference: Trace) -> Mapping[str, Array]:

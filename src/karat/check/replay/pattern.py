@@ -27,7 +27,7 @@ _PARTS = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class PatternShare:
     """Which of `count` numbered things are wrong."""
 
     wrong: tuple[int, ...]
@@ -90,8 +90,8 @@ class Pattern:
     tokens: tuple[int, ...]
     judged: tuple[int, ...]
     rules: tuple[Rule, ...] | None
-    heads: Share | None
-    columns: Share | None
+    heads: PatternShare | None
+    columns: PatternShare | None
     keys: tuple[str, ...]
     share: float
     instead: str = ""
@@ -157,8 +157,8 @@ def _num_heads(replay: Replay, name: str) -> int:
     return features[0] if len(features) > 1 else 0
 
 
-def _share(found: Mask) -> Share:
-    return Share(tuple(np.flatnonzero(found).tolist()), len(found))
+def _share(found: Mask) -> PatternShare:
+    return PatternShare(tuple(np.flatnonzero(found).tolist()), len(found))
 
 
 def _settled(found: Mask) -> Mask:

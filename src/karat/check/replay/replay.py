@@ -20,7 +20,7 @@ from karat.check.model.byte_lru import ByteLRU
 from karat.check.model.context import Context, Weights
 from karat.check.model.graph import ROUNDINGS, Edits, Graph, Node
 from karat.check.model.tokens import Tokens
-from karat.check.replay.align import Place, Recordings
+from karat.check.replay.align import Recordings, ResultShape
 from karat.check.replay.distances import distance, gap, largest_finite, pooled
 from karat.check.replay.finding import F32, F64, LIMIT, Array, Finding
 from karat.check.replay.noise import PRECISION, Noise
@@ -61,7 +61,7 @@ class Replay:
         self._noisy = (self.context.disturbed(loose=loose), self.context.disturbed(jitter=2.0**-22, loose=-loose))
         self.noise = Noise(trace.info, self.context, seed)
         places = {
-            name: Place(
+            name: ResultShape(
                 node,
                 self.domain(node),
                 self.features(node),

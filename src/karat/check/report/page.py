@@ -11,7 +11,7 @@ from karat.check.diagnosis.wording import times
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.forced import Local
 from karat.check.report.pictures import attention, by_layer_and_op, by_layer_and_token, chart
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage, meaning
 from karat.check.session.streamed import Results
 
@@ -56,7 +56,7 @@ svg { width: 100%; height: auto } svg text { font: 11px system-ui, sans-serif; f
 """
 
 
-def page(session: Session, stages: Sequence[Stage], facts: Mapping[str, Any]) -> str:
+def page(session: CheckSession, stages: Sequence[Stage], facts: Mapping[str, Any]) -> str:
     """A whole HTML document; no script, no request to any network."""
     verdict = facts["verdict"]
     parts = [
@@ -101,7 +101,7 @@ def _prompts(stages: Sequence[Stage]) -> list[str]:
     return ["<h2>Conversations as rendered, and their ids</h2>", _table(rows)] if rows else []
 
 
-def _of_run(session: Session, results: Results) -> list[str]:
+def _of_run(session: CheckSession, results: Results) -> list[str]:
     """The results of the run through the layers."""
     graph, findings = session.plan.model.graph, results.findings
     parts = [
@@ -137,7 +137,7 @@ def _of_run(session: Session, results: Results) -> list[str]:
     return [*parts, *_likeliest(session, results)]
 
 
-def _by_op(session: Session, found: Sequence[Local]) -> list[tuple[str, str, str, str]]:
+def _by_op(session: CheckSession, found: Sequence[Local]) -> list[tuple[str, str, str, str]]:
     """A row for each op: where it is furthest off."""
     nodes = session.plan.model.graph.nodes
     largest: dict[str, Local] = {}
@@ -186,7 +186,7 @@ def _stage_table(stages: Sequence[Stage]) -> str:
     return f"<table class='stages'>{rows}</table>"
 
 
-def _likeliest(session: Session, results: Results) -> list[str]:
+def _likeliest(session: CheckSession, results: Results) -> list[str]:
     """The likeliest tokens after the prompt, of all sides; those that differ from Karat's are marked."""
     sides = {}
     for side, logits in results.logits.items():

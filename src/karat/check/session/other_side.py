@@ -1,7 +1,7 @@
 """The other side of a comparison: its name, and what its rounding means for a verdict."""
 
 from karat.check.replay.drift import Drift
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.streamed import Results
 
 _LABELS = {"trace": "the trace"}
@@ -23,7 +23,7 @@ def rounding_note(results: Results, other: str) -> str:
     return f"; it rounds more than Karat, so its ops decide, each on its own inputs (stage {other})"
 
 
-def unrounded_drift(session: Session, other: str) -> list[Drift]:
+def unrounded_drift(session: CheckSession, other: str) -> list[Drift]:
     """The differences on a cache that rounds nothing; [] if Karat's does so anyway, or if the other side's rounds."""
     if session.kv_dtype == session.dtype or not session.rounds_nothing(other):
         return []

@@ -28,7 +28,7 @@ from karat.engine.requests.admission import check_params, resolve_max_tokens
 from karat.engine.scheduling.sequence import Sequence
 from karat.errors import KaratError, ReceiptError
 from karat.ops.registry import create
-from karat.receipts.fingerprint import Computing, Stored, fingerprint
+from karat.receipts.fingerprint import Computing, StoredModel, fingerprint
 from karat.receipts.receipt import Receipt
 from karat.receipts.signature import signer_of
 from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
@@ -78,7 +78,7 @@ def _require_same_model(model: CheckedModel, receipt: Receipt, prepare: Preparat
             f"fingerprint.activations={stated.activations!r}: this Karat has no such; use the one that has"
         )
     here = fingerprint(
-        Stored(config=model.config, checkpoint=model.checkpoint, prepare=prepare, tokenizer=lambda: tokenizer),
+        StoredModel(config=model.config, checkpoint=model.checkpoint, prepare=prepare, tokenizer=lambda: tokenizer),
         Computing(
             sampler=SAMPLER_VERSION,
             executor=stated.executor,

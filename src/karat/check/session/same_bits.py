@@ -58,7 +58,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SettingRow:
     """A setting and the digest of all its logits. same: the digest is the first setting's. finite: all logits are."""
 
     setting: Setting
@@ -102,7 +102,7 @@ def invariance_of(
     kv_dtype: FloatName | None = None,
     options: Mapping[str, Any] = {},
     seed: int = 0,
-) -> Iterator[Row]:
+) -> Iterator[SettingRow]:
     """The table for a model, on texts of random tokens: one of `num_tokens`, one of a third of it, one of one token.
 
     `options` are those of the executor. Raises UsageError for one that does not promise the same bits.
@@ -128,7 +128,7 @@ def invariance_of(
 
 def invariance(
     model: Model, tokenizer: Tokenizer, texts: Sequence[Sequence[int]], *, kv_dtype: FloatName | None = None
-) -> Iterator[Row]:
+) -> Iterator[SettingRow]:
     """The rows of the table, one by one; all must equal the first. The model's executor promises the same bits."""
     ops = model.ops
     assert isinstance(ops, Executor) and ops.traits.chunk_invariant, "an executor that promises the same bits"
@@ -139,10 +139,10 @@ def invariance(
         yield row
 
 
-def _row(setting: Setting, logits: Sequence[NDArray[np.floating]], expected: str | None) -> Row:
+def _row(setting: Setting, logits: Sequence[NDArray[np.floating]], expected: str | None) -> SettingRow:
     """expected: the first setting's digest; None: this is the first."""
     found = digest(logits)
-    return Row(setting, found, expected in (None, found), all(bool(np.isfinite(part).all()) for part in logits))
+    return SettingRow(setting, found, expected in (None, found), all(bool(np.isfinite(part).all()) for part in logits))
 
 
 def digest(logits: Sequence[NDArray[np.floating]]) -> str:

@@ -39,7 +39,7 @@ _STORY_TOKENS = 512  # of context, for prompt and answer of a story
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CheckPlan:
     """What is checked: an opened model, how Karat computes it, and what it is compared with.
 
     prompt: None stands for PROMPT, or for ids drawn by `seed` if the model has no tokenizer. With `other`, a trace of
@@ -64,7 +64,7 @@ class Plan:
     seed: int = 0
 
 
-class Session:
+class CheckSession:
     """A plan being carried out. Results of one stage are kept for the next.
 
     no_tokenizer  why `tokenizer` is a placeholder; None: it is the model's own
@@ -74,7 +74,7 @@ class Session:
     Raises NoTokenizerError for a prompt that needs a tokenizer, TraceError for a trace that does not fit the model.
     """
 
-    def __init__(self, plan: Plan, progress: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, plan: CheckPlan, progress: Callable[[str], None] = lambda _: None) -> None:
         self.plan = plan
         self.progress = progress  # told in a few words what is being done
         self.tokenizer, self.no_tokenizer = tokenizer_of(plan.model.checkpoint, plan.model.config.vocab_size)

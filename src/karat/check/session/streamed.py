@@ -12,7 +12,7 @@ import numpy as np
 
 from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.diagnosis.peers import Known, known_difference
-from karat.check.diagnosis.signs import Health
+from karat.check.diagnosis.signs import HealthSigns
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.model.checked import CheckedModel
 from karat.check.record.layerwise import LayerwiseRun, parts_of
@@ -50,7 +50,7 @@ class Results:
     """
 
     info: TraceInfo
-    health: Health
+    health: HealthSigns
     findings: list[Finding] = field(default_factory=list)
     wrong: list[Wrong] = field(default_factory=list)
     beyond_judging: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Streamed:
         self._lent: dict[str, Array] = {}  # the same of the engine whose inputs our ops are fed
         self._free: FreeRun | None = None
         self._free_beside: dict[str, FreeRun] = {}
-        self.results = Results(run.info, Health(model.graph, run.info, PRECISION[run.info.dtype]))
+        self.results = Results(run.info, HealthSigns(model.graph, run.info, PRECISION[run.info.dtype]))
 
     def advance(
         self, others: Mapping[str, tuple[TraceInfo, Mapping[str, Array]]] | None = None, *, forced: str | None = None

@@ -28,7 +28,7 @@ CHOICES: tuple[Activations, ...] = ("int24", "int16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WidthRow:
     """One arithmetic, `activations` with a cache of `kv_dtype`, and its logits compared with float64's.
 
     rms, deviation  root mean square of the differences; standard deviation of float64's logits
@@ -63,7 +63,7 @@ def measure(
     quantize: str | None = None,
     threads: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
-) -> Iterator[Row]:
+) -> Iterator[WidthRow]:
     """float64's own row, then one for each of `activations` (of CHOICES), then llama.cpp's where it is installed.
 
     Karat's rows are those of the executor that "auto" takes, with its default cache and with one that rounds nothing;
@@ -78,10 +78,10 @@ def measure(
 
         return build(model.config, ops, model.checkpoint, num_positions=len(ids), prepare=prepare, progress=loading)
 
-    def row(name: str, cache: str, by: str, logits: Array) -> Row:
+    def row(name: str, cache: str, by: str, logits: Array) -> WidthRow:
         facts = logit_facts(logits, right)
         after = np.arange(len(ids))
-        return Row(
+        return WidthRow(
             name,
             cache,
             by,

@@ -11,7 +11,7 @@ from karat.check.record.llamacpp import record_llamacpp
 from karat.check.replay.finding import LIMIT
 from karat.check.session import agreement
 from karat.check.session.other_side import label
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage, Verdict
 from karat.check.trace.format import Array, rows_of
 from karat.check.trace.selection import Selection
@@ -19,7 +19,7 @@ from karat.check.trace.selection import Selection
 _TOKENS = 24
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     """Greedy tokens, decoded one by one, against one pass over all, and against each other side's choice."""
     count = min(_TOKENS, session.llm.max_model_len - len(session.ids))
     if count < 1:
@@ -52,7 +52,7 @@ def run(session: Session) -> Stage:
     return Stage("generation", verdict, lines, {"token_ids": chosen})
 
 
-def _of_transformers(session: Session, chosen: Sequence[int]) -> Array:
+def _of_transformers(session: CheckSession, chosen: Sequence[int]) -> Array:
     """transformers' logits [chosen, vocab] before each chosen token."""
     rows: list[Array] = []
     every = [*session.ids, *chosen]
@@ -65,7 +65,7 @@ def _of_transformers(session: Session, chosen: Sequence[int]) -> Array:
     return rows[0]
 
 
-def _of_llamacpp(session: Session, chosen: Sequence[int]) -> Array:
+def _of_llamacpp(session: CheckSession, chosen: Sequence[int]) -> Array:
     """llama.cpp's logits [chosen, vocab] before each chosen token."""
     model, every = session.plan.model, [*session.ids, *chosen]
     logits_only = Selection(layers=frozenset(), logit_rows=len(chosen) + 1)
@@ -73,7 +73,7 @@ def _of_llamacpp(session: Session, chosen: Sequence[int]) -> Array:
     return trace.arrays["lm_head"][:-1]
 
 
-def _against(other: str, logits: Array, session: Session, chosen: Sequence[int], whole: Array) -> str:
+def _against(other: str, logits: Array, session: CheckSession, chosen: Sequence[int], whole: Array) -> str:
     """Whether the other side takes the same tokens, in words. whole: Karat's logits [tokens, vocab] of all tokens.
 
     The other side's cache rounds nothing. If the two differ and Karat's cache rounds, both are compared on a cache that
@@ -90,7 +90,7 @@ def _against(other: str, logits: Array, session: Session, chosen: Sequence[int],
     return f"{line}; {said}" if said else line
 
 
-def _same(other: str, theirs: Array, session: Session, chosen: Sequence[int], ours: Array) -> str:
+def _same(other: str, theirs: Array, session: CheckSession, chosen: Sequence[int], ours: Array) -> str:
     """The same for the first len(ours) chosen tokens; theirs, ours: logits [tokens, vocab] before each of them."""
     first = len(session.ids) - 1
     span = slice(first, first + len(ours))
@@ -109,7 +109,7 @@ def _same(other: str, theirs: Array, session: Session, chosen: Sequence[int], ou
     return f"{_said(session, other, remaining)} (both on a {session.dtype} cache)"
 
 
-def _of_trace(session: Session) -> str:
+def _of_trace(session: CheckSession) -> str:
     """Whether the trace's logits have the same likeliest token as Karat's, in each of their rows."""
     results = session.run()
     rows = rows_of(results.info, "lm_head")
@@ -125,7 +125,7 @@ def _of_trace(session: Session) -> str:
     return line if known is None else f"{line}; {known.text}"
 
 
-def _said(session: Session, other: str, difference: str) -> str:
+def _said(session: CheckSession, other: str, difference: str) -> str:
     """A difference with the other side's name. If that side rounds more than Karat, the difference is undecided."""
     named = difference.replace(" there (ahead by", f" in {label(other)} (ahead by", 1)
     if other not in session.beside or other not in session.run().spread_beside:
@@ -134,7 +134,7 @@ def _said(session: Session, other: str, difference: str) -> str:
     return named.replace("bug", what, 1) if named.startswith("bug") and "NaN" not in named else named
 
 
-def _room(session: Session, other: str) -> float:
+def _room(session: CheckSession, other: str) -> float:
     """By how much rounding may change the logits of a side that rounds more than Karat; 0 for any other side."""
     if other not in session.beside or (spread := session.run().spread_beside.get(other)) is None:
         return 0.0

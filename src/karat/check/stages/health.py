@@ -5,11 +5,11 @@ from typing import Any
 from karat.check.diagnosis.signs import signs
 from karat.check.replay.noise import PRECISION
 from karat.check.session.other_side import label
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     """Signs of Karat's run, and the red flags of others."""
     found = session.run().health.signs()
     raised = [sign for sign in found if sign.good is False]

@@ -4,11 +4,11 @@ from typing import Any
 
 from karat.check.replay.drift import DRIFT_LIMIT
 from karat.check.session import agreement
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     from karat.check.record.hybrid import Hybrid, suspects
 
     model, plan = session.plan.model, session.plan

@@ -6,18 +6,18 @@ from karat.check.diagnosis.wording import times
 from karat.check.replay.distances import distance
 from karat.check.replay.drift import DRIFT_LIMIT
 from karat.check.session import agreement
-from karat.check.session.same_bits import Row, invariance_of
-from karat.check.session.session import Session
+from karat.check.session.same_bits import SettingRow, invariance_of
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage, Verdict
 from karat.check.trace.format import Array, rows_of
 from karat.models.opening import open_model
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     """Native promises the same bits under every setting; the reference, that chunks change roundings at most."""
     if session.ops.traits.chunk_invariant:
         checkpoint = open_model(session.plan.model.path, session.plan.model.checkpoint.overrides)
-        rows: list[Row] = []
+        rows: list[SettingRow] = []
         for row in invariance_of(
             checkpoint,
             num_tokens=len(session.ids),

@@ -7,11 +7,11 @@ import numpy as np
 from karat.check.diagnosis.wording import diagnosis_lines, times
 from karat.check.replay.drift import DRIFT_LIMIT
 from karat.check.session.other_side import label, rounding_note, unrounded_drift
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage, Verdict
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     """Each op on its own inputs, and the accumulated errors against float64 and every other side."""
     results, graph = session.run(), session.plan.model.graph
     diagnosis = results.diagnosis

@@ -6,12 +6,12 @@ from karat.check.diagnosis.wording import times
 from karat.check.replay.drift import DRIFT_LIMIT, Drift
 from karat.check.session import agreement
 from karat.check.session.other_side import label, rounding_note, unrounded_drift
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage, Verdict
 from karat.check.trace.format import rows_of
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     """Differences, flips of the likeliest token, and perplexity, against float64 and every other side."""
     results, rounding = session.run(), session.rounding
     ours = results.logits["ours"]
@@ -57,7 +57,7 @@ def run(session: Session) -> Stage:
     return Stage("logits", verdict if ok else "bug", lines, facts)
 
 
-def _text(session: Session) -> str:
+def _text(session: CheckSession) -> str:
     return "the random ids" if session.drawn else "the trace's ids" if session.has_trace else "the text"
 
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.diagnosis.peers import graph_of, known_difference
 from karat.check.diagnosis.wording import diagnosis_lines
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage, Verdict
 from karat.check.trace.format import Trace
 
 
-def run_trace(session: Session) -> Stage:
+def run_trace(session: CheckSession) -> Stage:
     """The trace that the plan names."""
     assert session.other is not None
     return _judged(session, "trace", session.other)
 
 
-def run_llamacpp(session: Session) -> Stage:
+def run_llamacpp(session: CheckSession) -> Stage:
     """llama.cpp's run."""
     trace = session.beside["llama.cpp"]
     stage = _judged(session, "llama.cpp", trace)
@@ -27,7 +27,7 @@ def run_llamacpp(session: Session) -> Stage:
     return replace(stage, lines=[*stage.lines, note])
 
 
-def _judged(session: Session, name: str, trace: Trace) -> Stage:
+def _judged(session: CheckSession, name: str, trace: Trace) -> Stage:
     """The diagnosis of `trace` as stage `name`: each op on its own inputs."""
     model = session.plan.model
     known = known_difference(trace.info.executor, model.config, max(trace.info.positions) + 1)

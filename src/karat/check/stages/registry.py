@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from karat.check.session.session import STAGES, Session
+from karat.check.session.session import STAGES, CheckSession
 from karat.check.session.stage import Stage
 from karat.check.stages import (
     generation,
@@ -20,7 +20,7 @@ from karat.check.stages import (
 )
 from karat.errors import NumericsError
 
-_RUNS: Mapping[str, Callable[[Session], Stage]] = {
+_RUNS: Mapping[str, Callable[[CheckSession], Stage]] = {
     "tokens": tokens.run,
     "weights": weights.run,
     "layers": layers.run,
@@ -35,7 +35,7 @@ _RUNS: Mapping[str, Callable[[Session], Stage]] = {
 }
 
 
-def run_stages(session: Session) -> Iterator[Stage]:
+def run_stages(session: CheckSession) -> Iterator[Stage]:
     """Each stage of the plan as it finishes."""
     plan = session.plan
     chosen = [name for name in STAGES if name in plan.stages]

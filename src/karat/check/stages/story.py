@@ -13,7 +13,7 @@ from math import log
 
 import numpy as np
 
-from karat.check.session.session import PROMPT, Session
+from karat.check.session.session import PROMPT, CheckSession
 from karat.check.session.stage import Stage
 from karat.config import embedded_model_path
 from karat.engine.model_loading.defaults import read_defaults
@@ -39,7 +39,7 @@ class Answer:
     surprise: float
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     """Ask for stories, each about a drawn word; count those that have the word and no red flag."""
     if session.no_tokenizer is not None:
         return Stage("story", "skipped", [f"not run: {session.no_tokenizer}"])
@@ -117,7 +117,7 @@ def loop(ids: Sequence[int]) -> tuple[float, int]:
     return max(found, key=lambda share_period: (share_period[0], -share_period[1]), default=(0.0, 0))
 
 
-def reading(session: Session, rng: np.random.Generator) -> tuple[float, float]:
+def reading(session: CheckSession, rng: np.random.Generator) -> tuple[float, float]:
     """-log p in nats a token of a text that people wrote, and the least of its words in some other orders.
 
     A model that cannot tell the two apart does not read, whatever it writes.
@@ -127,7 +127,7 @@ def reading(session: Session, rng: np.random.Generator) -> tuple[float, float]:
     return _nats(session, " ".join(words)), min(_nats(session, text) for text in shuffled)
 
 
-def _nats(session: Session, text: str) -> float:
+def _nats(session: CheckSession, text: str) -> float:
     """-log p in nats a token of a text; infinity if a logit is not finite."""
     ids = session.tokenizer.encode(text)[: session.llm.max_model_len]
     logits = session.llm.logits(ids)[:-1].astype(np.float64)

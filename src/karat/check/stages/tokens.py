@@ -8,7 +8,7 @@ from karat.check.diagnosis.peers import known_ids
 from karat.check.model.checked import CheckedModel
 from karat.check.record.llamacpp import llamacpp_tokens
 from karat.check.session import agreement
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage, Verdict
 from karat.check.text.chat_audit import CHATS, audit_chat, rendered_chats
 from karat.check.text.prompt import TokenFinding, findings_of_model, token_lines
@@ -29,7 +29,7 @@ SHAPES: Mapping[str, str] = {
 _SHOWN = 12
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     """The model's files, other tokenizers, and the ids of a trace against the text that it states."""
     plan = session.plan
     if session.no_tokenizer is not None:

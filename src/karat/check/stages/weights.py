@@ -11,7 +11,7 @@ from karat.check.files.quantised import distances
 from karat.check.model.checked import CheckedModel
 from karat.check.model.weights import digest
 from karat.check.session import agreement
-from karat.check.session.session import Session
+from karat.check.session.session import CheckSession
 from karat.check.session.stage import Stage, Verdict
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
 
@@ -19,7 +19,7 @@ _PART = 1 << 17  # elements that stay in a cache
 _SAMPLE = 1 << 14  # bytes of a tensor that are compared before all of it is
 
 
-def run(session: Session) -> Stage:
+def run(session: CheckSession) -> Stage:
     """The stored tensors, and the digest that a trace states."""
     model = session.plan.model
     stage = check_weights(model, with_hf=session.plan.with_hf, original=session.plan.original)

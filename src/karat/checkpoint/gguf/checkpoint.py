@@ -12,7 +12,7 @@ import numpy as np
 from karat.checkpoint.files import member
 from karat.checkpoint.gguf.config import Forms, known_keys, override, read_config, read_model_type, warnings
 from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm, paired_rows
-from karat.checkpoint.gguf.header import MAX_TENSORS, Header, TensorInfo, read_header
+from karat.checkpoint.gguf.header import MAX_TENSORS, GgufHeader, TensorInfo, read_header
 from karat.checkpoint.gguf.layers import one_for_all_layers, read_layers
 from karat.checkpoint.gguf.sampling import read_sampling
 from karat.checkpoint.gguf.values import Metadata
@@ -85,7 +85,7 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
     return GgufCheckpoint(path, metadata, config, sampling, weights, factors, tuple(told), overrides, unused)
 
 
-def _read_parts(path: Path) -> list[Header]:
+def _read_parts(path: Path) -> list[GgufHeader]:
     """The headers of all parts; `path` is the first."""
     first = read_header(path)
     count = first.metadata.get(int, "split.count", 1)
@@ -122,7 +122,7 @@ def _beside_target(path: Path, name: str) -> Path | None:
     return member(target.parent, name) if path.is_symlink() and target.name == path.name else None
 
 
-def _read_further_part(file: Path, part: int, first: Header) -> Header:
+def _read_further_part(file: Path, part: int, first: GgufHeader) -> GgufHeader:
     """The header of a further part without its metadata: the first part's metadata are the model's.
 
     Raises CheckpointError unless the part states its own number and the count of parts. Its architecture and its number
@@ -145,7 +145,7 @@ def _read_further_part(file: Path, part: int, first: Header) -> Header:
     return replace(header, metadata=Metadata(str(file), {}, {}))
 
 
-def _all_tensors(path: Path, headers: list[Header]) -> dict[str, Weight]:
+def _all_tensors(path: Path, headers: list[GgufHeader]) -> dict[str, Weight]:
     weights: dict[str, Weight] = {}
     for header in headers:
         data = np.frombuffer(header.buffer, np.uint8)

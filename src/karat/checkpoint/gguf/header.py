@@ -90,7 +90,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Header:
+class GgufHeader:
     """A file's header. Offsets are in bytes from the start of the file; `buffer` is the whole file, mapped."""
 
     path: Path
@@ -101,7 +101,7 @@ class Header:
     buffer: memoryview
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> GgufHeader:
     """Maps and checks a GGUF file of version 2 or 3. Raises CheckpointError.
 
     If another process shortens the file later, the first lost page ends this process with SIGBUS, as with any mapping:
@@ -140,7 +140,7 @@ class _Parser:
         self._num_items = 0
         self._num_nested = 0
 
-    def header(self) -> Header:
+    def header(self) -> GgufHeader:
         version = self._integer("<I")
         if version not in (2, 3):
             raise GgufError(_wrong_version(version))
@@ -153,7 +153,7 @@ class _Parser:
         alignment = pairs.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 20:
             raise GgufError(f"general.alignment is {shown(alignment)}; expected a power of 2")
-        return Header(self._path, version, alignment, metadata, self._tensors(num_tensors, alignment), self._buffer)
+        return GgufHeader(self._path, version, alignment, metadata, self._tensors(num_tensors, alignment), self._buffer)
 
     def _pairs(self, count: int) -> tuple[dict[str, Value], dict[str, memoryview]]:
         """The values by their keys: decoded, and as stored bytes (type and value)."""

@@ -10,7 +10,7 @@ from karat.errors import Packed
 from karat.ops.executor import StepLimits
 
 
-class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class LoadRank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Load this rank's part of the model at `path` and make its cache. The first command, answered by Loaded.
 
     `overrides` are what the user says of the model itself, `options` those of the executor. `slot_bytes` and
@@ -34,7 +34,7 @@ class Load(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     cpus: tuple[int, ...] = ()
 
 
-class Loaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class RankLoaded(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The model is loaded. `bytes_read` is the number of bytes read from files; `warnings` are for the user."""
 
     bytes_read: int
@@ -48,11 +48,11 @@ class Step(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     batch: bytes
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class RankDone(msgspec.Struct, frozen=True, tag=True):
     """The command is done; its results are in shared memory."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class RankFailed(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The command ended with an error. `abandoned`: it ended only because another rank failed."""
 
     error: Packed

@@ -18,14 +18,14 @@ import numpy as np
 from karat.batch import ForwardBatch
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.model_running import Preparation, open_runner
-from karat.engine.ranks.messages import Done, Failed, Load, Loaded, Step
+from karat.engine.ranks.messages import LoadRank, RankDone, RankFailed, RankLoaded, Step
 from karat.errors import OutOfMemoryError, RankError, packed
 from karat.models.opening import open_model
 from karat.models.registry import Model, build, read_config
 from karat.ops import registry
 from karat.ops.executor import Runner
 from karat.ranks.lifeline import end_with_parent
-from karat.ranks.shared_memory import SharedMemoryGroup, Tally
+from karat.ranks.shared_memory import RankTally, SharedMemoryGroup
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ def serve(arguments: Sequence[str], kind: "type[Rank]") -> None:
 class Rank:
     """The state and commands of one rank. `descriptor` is that of the group's shared memory."""
 
-    COMMANDS: Any = Load | Step
+    COMMANDS: Any = LoadRank | Step
 
     def __init__(self, rank: int, size: int, descriptor: int) -> None:
         self.rank = rank
@@ -66,23 +66,23 @@ class Rank:
         try:
             return self.do(command)
         except Exception as error:  # noqa: BLE001 - reported to the starting process, which raises it
-            work = "loading its part of the model" if isinstance(command, Load) else "computing"
+            work = "loading its part of the model" if isinstance(command, LoadRank) else "computing"
             abandoned = self._group is not None and self._group.abandoned
-            return Failed(error=packed(_said(error, work), with_traceback=True), abandoned=abandoned)
+            return RankFailed(error=packed(_said(error, work), with_traceback=True), abandoned=abandoned)
 
     def do(self, command: msgspec.Struct) -> msgspec.Struct:
         match command:
-            case Load():
+            case LoadRank():
                 return self._load(command)
             case Step():
                 group, run = self._group, self._run
                 assert group is not None and run is not None, "a step before a model"
                 group.begin(command.number)
                 run(ForwardBatch(np.frombuffer(command.batch, np.int32)))
-                return Done()
+                return RankDone()
         raise AssertionError(f"no such command: {command}")
 
-    def _load(self, load: Load) -> Loaded:
+    def _load(self, load: LoadRank) -> RankLoaded:
         self._group = self._model = self._run = None  # frees the memory of an earlier model
         if self._all_cpus:
             os.sched_setaffinity(0, load.cpus or self._all_cpus)
@@ -95,7 +95,7 @@ class Rank:
                 whole_bytes=load.whole_bytes,
                 spins=bool(load.cpus),
             )
-            tally = Tally(self._descriptor)
+            tally = RankTally(self._descriptor)
 
             def progress(done: int, total: int) -> None:
                 tally.write(self.rank, done)
@@ -117,7 +117,7 @@ class Rank:
                 model, load.kv_dtype, load.num_blocks, load.limits, block_size=load.block_size, guard=load.guard
             )
         self._model = model
-        return Loaded(bytes_read=model.bytes_read, warnings=tuple(warnings))
+        return RankLoaded(bytes_read=model.bytes_read, warnings=tuple(warnings))
 
 
 def _said(error: Exception, work: str) -> Exception:

@@ -16,14 +16,14 @@ from karat.checkpoint import ModelCheckpoint
 from karat.checkpoint.overrides import without_texts
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
 from karat.engine.engine_config import EngineConfig
-from karat.engine.ranks.messages import Done, Failed, Load, Loaded, Step
+from karat.engine.ranks.messages import LoadRank, RankDone, RankFailed, RankLoaded, Step
 from karat.errors import BugError, KaratError, RankError, unpacked
 from karat.machine.cores import num_physical_cores
 from karat.machine.memory import available_bytes
 from karat.ops.executor import Pending, Rows, Runner
 from karat.ranks.placement import cores_of_ranks
 from karat.ranks.processes import PATIENCE, Patience, Ranks
-from karat.ranks.shared_memory import Tally, Watcher, create_file, make_room
+from karat.ranks.shared_memory import RankTally, StepWatcher, create_file, make_room
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class ParallelModel(Runner):
     def __init__(self, size: int, module: str = "karat.engine.ranks.rank") -> None:
         self.size = size
         self.holdings: list[Holding] = []
-        self._watcher: Watcher | None = None
+        self._watcher: StepWatcher | None = None
         self._vocab_size, self._dtype = 0, np.dtype(np.float32)
         self._file = create_file()
         try:
@@ -69,7 +69,7 @@ class ParallelModel(Runner):
     def process_ids(self) -> tuple[int, ...]:
         return self._ranks.process_ids
 
-    def load(self, load: Load, config: ModelConfig, progress: Callable[[int], None] = lambda done: None) -> None:
+    def load(self, load: LoadRank, config: ModelConfig, progress: Callable[[int], None] = lambda done: None) -> None:
         """Load the model, each rank its part. Threads (None: a share of the cores), cores and memory are decided here.
 
         `progress` is called several times, and at the end, with the bytes that all ranks together have read. Errors of
@@ -83,14 +83,14 @@ class ParallelModel(Runner):
         cpus: list[tuple[int, ...]] = [tuple(sorted(own)) for own in placed] if placed else [()] * self.size
         self._watcher = None
         make_room(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes, available=available_bytes())
-        watcher = Watcher(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
+        watcher = StepWatcher(self._file, self.size, slot_bytes=slot_bytes, whole_bytes=whole_bytes)
         options = {**load.options, "threads": threads}
         loads = [
             msgspec.structs.replace(load, options=options, slot_bytes=slot_bytes, whole_bytes=whole_bytes, cpus=own)
             for own in cpus
         ]
-        tally = Tally(self._file)
-        replies = self._exchange(loads, Loaded, watcher, patience=LOADING, on_look=lambda: progress(tally.total()))
+        tally = RankTally(self._file)
+        replies = self._exchange(loads, RankLoaded, watcher, patience=LOADING, on_look=lambda: progress(tally.total()))
         progress(tally.total())
         self._watcher = watcher
         self._vocab_size, self._dtype = config.vocab_size, np.dtype(load.dtype)
@@ -103,7 +103,7 @@ class ParallelModel(Runner):
 
     def _compute(self, batch: ForwardBatch) -> Rows:
         numbers = batch.flat.tobytes()
-        self.command(lambda number: Step(number=number, batch=numbers), Done)
+        self.command(lambda number: Step(number=number, batch=numbers), RankDone)
         assert self._watcher is not None
         return self._watcher.whole((len(batch.logit_rows), self._vocab_size), self._dtype)
 
@@ -128,7 +128,7 @@ class ParallelModel(Runner):
         self,
         commands: Sequence[msgspec.Struct],
         answer: type[Answer],
-        watcher: Watcher,
+        watcher: StepWatcher,
         number: int = 0,
         patience: Patience | None = None,
         on_look: Callable[[], None] = lambda: None,
@@ -136,7 +136,7 @@ class ParallelModel(Runner):
         decoder = _decoder(answer)
 
         def give_up(reply: bytes) -> None:
-            if number and isinstance(decoder.decode(reply), Failed):
+            if number and isinstance(decoder.decode(reply), RankFailed):
                 watcher.abandon(number)
 
         last, encoded = None, []
@@ -147,7 +147,7 @@ class ParallelModel(Runner):
             encoded, signs=watcher, patience=patience or STEP, on_reply=give_up, on_look=on_look
         )
         decoded = [decoder.decode(reply) for reply in replies]
-        failures = [(rank, reply) for rank, reply in enumerate(decoded) if isinstance(reply, Failed)]
+        failures = [(rank, reply) for rank, reply in enumerate(decoded) if isinstance(reply, RankFailed)]
         if failures:
             rank, failure = min(failures, key=lambda failed: (failed[1].abandoned, failed[0]))
             raise _raised(rank, failure, of_all=len({failed.error for _, failed in failures}) == 1 < len(failures))
@@ -157,7 +157,7 @@ class ParallelModel(Runner):
 @cache
 def _decoder(answer: type[msgspec.Struct]) -> Any:
     """The decoder of replies that are an `answer` or Failed."""
-    return msgspec.msgpack.Decoder(answer | Failed)
+    return msgspec.msgpack.Decoder(answer | RankFailed)
 
 
 def load_command(
@@ -170,9 +170,9 @@ def load_command(
     dtype: FloatName = "float32",
     quantize: str | None = None,
     guard: bool = False,
-) -> Load:
+) -> LoadRank:
     """The command that makes ranks load a model for an engine of these sizes; `options` are those of the executor."""
-    return Load(
+    return LoadRank(
         path=str(checkpoint.path.absolute()),
         overrides=without_texts(checkpoint.overrides),
         executor=executor,
@@ -193,7 +193,7 @@ def _close(ranks: Ranks, file: int) -> None:
     os.close(file)
 
 
-def _raised(rank: int, failure: Failed, *, of_all: bool) -> KaratError:
+def _raised(rank: int, failure: RankFailed, *, of_all: bool) -> KaratError:
     """The error that a rank reported, of its own class; RankError for a bug."""
     kind, text, param = failure.error
     if kind == BugError.__name__:

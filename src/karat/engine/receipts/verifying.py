@@ -39,7 +39,7 @@ class LoadedLLM(Protocol):
     def chat_end_token_ids(self) -> frozenset[int]: ...
 
 
-class Replay(msgspec.Struct, frozen=True, tag=True):
+class ReplayCommand(msgspec.Struct, frozen=True, tag=True):
     """Choose the tokens of an answer again, a choice of a request. `token_ids` of None: generate them, as they are."""
 
     request: Request
@@ -54,7 +54,7 @@ class Answered(NamedTuple):
     output: CompletionOutput
 
 
-class Done(NamedTuple):
+class Returned(NamedTuple):
     """The result of a generator."""
 
     result: Any
@@ -173,7 +173,7 @@ def verifying(
     loaded: LoadedLLM,
     prompt_token_ids: tuple[int, ...] | None,
     begun: float,
-) -> Generator[Replay, Answered, Verdict]:
+) -> Generator[ReplayCommand, Answered, Verdict]:
     """The verdict on a receipt, by what is asked for at most once. Arguments and errors are those of `examine`.
 
     begun: when the verification began, by perf_counter.
@@ -181,7 +181,7 @@ def verifying(
     examined = examine(receipt, fingerprint, loaded, prompt_token_ids)
     finding, num_tokens = examined.finding, len(receipt.output.token_ids)
     if examined.request is not None:
-        difference, made = yield Replay(examined.request, receipt.choice, examined.token_ids)
+        difference, made = yield ReplayCommand(examined.request, receipt.choice, examined.token_ids)
         if examined.token_ids is None:
             num_tokens = len(made.token_ids)
         finding = compared(receipt, difference, made)
@@ -194,7 +194,7 @@ def sent(steps: Generator[Any, Any, Any], answer: object = None) -> Any:
     try:
         return steps.send(answer)
     except StopIteration as end:
-        return Done(end.value)
+        return Returned(end.value)
 
 
 def _other_tokens(receipt: Receipt, made: CompletionOutput) -> Difference | None:

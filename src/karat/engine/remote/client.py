@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 
 from karat.children.connection import ConnectionEndedError
 from karat.engine.receipts.comparing import Compare
-from karat.engine.receipts.verifying import Replay
-from karat.engine.remote.messages import Abort, Add, Failed, Log, Open, Parted, Replayed, Stepped
+from karat.engine.receipts.verifying import ReplayCommand
+from karat.engine.remote.messages import Abort, AddRequest, ComparisonEnded, EngineFailed, Log, Open, Replayed, Stepped
 from karat.engine.remote.open_request import OpenRequest
 from karat.engine.remote.process import EngineProcess, encoded, raised
 from karat.engine.requests.request_updates import RequestUpdate
@@ -50,7 +50,7 @@ class AsyncEngine:
         self._next_look: asyncio.TimerHandle | None = None
         self._open: dict[str, OpenRequest] = {}  # by the id that the process knows
         self._num_coming = 0  # answers of requests that have a place and are not made yet
-        self._replays: dict[str, asyncio.Future[Replayed | Parted]] = {}
+        self._replays: dict[str, asyncio.Future[Replayed | ComparisonEnded]] = {}
         self._restarting = asyncio.Lock()
 
     def require_open(self) -> None:
@@ -104,7 +104,7 @@ class AsyncEngine:
 
     def add(
         self,
-        add: Add,
+        add: AddRequest,
         message: bytes,
         name: str | None,
         see: Callable[[RequestUpdate], None] | None = None,
@@ -140,7 +140,7 @@ class AsyncEngine:
         if self._open.pop(number, None) is not None:
             self._tell(encoded(Abort(number)))
 
-    async def replay(self, command: Replay | Compare, message: bytes) -> Replayed | Parted:
+    async def replay(self, command: ReplayCommand | Compare, message: bytes) -> Replayed | ComparisonEnded:
         """What the engine found: Parted for Compare. OverloadedError if too many replays are under way."""
         self.attach()
         if len(self._replays) >= MAX_REPLAYS:
@@ -217,7 +217,7 @@ class AsyncEngine:
                     for news in message.news:
                         if (opened := self._open.get(news.request_id)) is not None:
                             self._bring(opened, news)
-                case Failed():
+                case EngineFailed():
                     self._fail(raised(message))
                     return
 

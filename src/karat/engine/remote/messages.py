@@ -9,7 +9,7 @@ from karat.config import Activations, FloatName
 from karat.engine.engine_config import EngineConfig
 from karat.engine.model_loading.llm_options import Options
 from karat.engine.receipts.comparing import Compare
-from karat.engine.receipts.verifying import Replay
+from karat.engine.receipts.verifying import ReplayCommand
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.engine.stats import EngineStats
 from karat.errors import Packed
@@ -31,7 +31,7 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     overrides: Overrides
 
 
-class Add(msgspec.Struct, frozen=True, tag=True):
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
     """Compute a request.
 
     Its id was never used before. With `tells_progress`, each step reports the prompt's progress.
@@ -48,7 +48,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 # Replayed comes back for a Replay, which has token ids, and Parted for a Compare, with the id of its request.
-ToEngine = Open | Add | Abort | Replay | Compare
+ToEngine = Open | AddRequest | Abort | ReplayCommand | Compare
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +78,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     logs: list[Log]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """The engine ends with an error. The text of a bug is its traceback."""
 
     error: Packed
@@ -94,7 +94,7 @@ class Replayed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     refused: Packed | None = None
 
 
-class Parted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class ComparisonEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The end of a comparison: where the answer goes on otherwise, if it does; or why it could not be computed."""
 
     request_id: str
@@ -111,7 +111,7 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
     news: list[RequestUpdate]
     stats: EngineStats
     logs: list[Log]
-    replayed: list[Replayed | Parted] = []
+    replayed: list[Replayed | ComparisonEnded] = []
 
 
-FromEngine = Loading | Ready | Failed | Stepped
+FromEngine = Loading | Ready | EngineFailed | Stepped

@@ -14,9 +14,17 @@ import msgspec
 
 from karat.engine.choosing.choice import Choice
 from karat.engine.receipts.comparing import Compare
-from karat.engine.receipts.verifying import Answered, Done, ReceiptWish, Replay, check_wish, sent, with_receipts
+from karat.engine.receipts.verifying import (
+    Answered,
+    ReceiptWish,
+    ReplayCommand,
+    Returned,
+    check_wish,
+    sent,
+    with_receipts,
+)
 from karat.engine.remote.client import AsyncEngine
-from karat.engine.remote.messages import Add, Parted
+from karat.engine.remote.messages import AddRequest, ComparisonEnded
 from karat.engine.remote.open_request import OpenRequest
 from karat.engine.remote.process import encoded
 from karat.engine.requests.admission import Admission
@@ -122,19 +130,19 @@ class RequestOpener:
     async def result(self, steps: Generator[Any, Any, Any]) -> Any:
         """The result of a verification or a comparison (karat.engine.receipts.verifying, comparing)."""
         asked = await self.in_thread(sent, steps)
-        while not isinstance(asked, Done):
+        while not isinstance(asked, Returned):
             asked = await self.in_thread(sent, steps, await self._answered(asked))
         return asked.result
 
-    async def _answered(self, asked: Replay | Compare) -> Answered | Parting | None:
-        if isinstance(asked, Replay) and asked.token_ids is None:
+    async def _answered(self, asked: ReplayCommand | Compare) -> Answered | Parting | None:
+        if isinstance(asked, ReplayCommand) and asked.token_ids is None:
             return Answered(None, await self._generated(asked.request, asked.choice))
         request = replace(asked.request, request_id=str(next(self._numbers)))
         command = msgspec.structs.replace(asked, request=request)
         done = await self._engine.replay(command, await self.in_thread(encoded, command))
         if done.refused is not None:
             raise unpacked(*done.refused)
-        if isinstance(done, Parted):
+        if isinstance(done, ComparisonEnded):
             return done.parting
         assert done.output is not None
         return Answered(done.difference, done.output)
@@ -150,7 +158,7 @@ class RequestOpener:
 
     async def _admitted(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions
-    ) -> tuple[Add, bytes]:
+    ) -> tuple[AddRequest, bytes]:
         """The checked request and its encoded message. The request holds a place in the queue from the start."""
         self._engine.attach()
         (own,) = self._intake.params_for(1, params)
@@ -159,7 +167,7 @@ class RequestOpener:
             raise RequestError(f"salt={shown(salt)}: expected a text, or None", param="salt")
         number = str(next(self._numbers))
 
-        def make() -> tuple[Add, bytes]:
+        def make() -> tuple[AddRequest, bytes]:
             made = self._intake.request(prompt, own, options.priority)
             if made.params.seed is None and resume is not None and made.params.temperature > 0:
                 raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
@@ -167,12 +175,12 @@ class RequestOpener:
             request = replace(made, request_id=number, seed=seed, salt=salt, shares=options.shares, resume=resume)
             self._admission.check_limits(request)
             wanted = replace(request, prompt=None)  # the text stays here: ids are what is computed
-            return Add(request, options.tells_progress), encoded(Add(wanted, options.tells_progress))
+            return AddRequest(request, options.tells_progress), encoded(AddRequest(wanted, options.tells_progress))
 
         with self._engine.place(options.name, (own or self._intake.defaults.params).n):
             add, message = await self.in_thread(make)
             if (form := add.request.params.structured_outputs) is not None:
-                (await self._admission.forms.compiled(form)).begin(())
+                (await self._admission.grammars.compiled(form)).begin(())
             if resume is not None and resume.token_ids and options.receipt is not False:
                 await self._require_own(add.request, resume)
             return add, message
@@ -180,7 +188,7 @@ class RequestOpener:
     async def _require_own(self, request: Request, resume: Resume) -> None:
         """RequestError unless the model draws the answer's beginning by itself: a receipt says that it drew all."""
         alone = replace(request, resume=None, prompt=None)
-        answered = await self._answered(Replay(alone, resume.choice, resume.token_ids))
+        answered = await self._answered(ReplayCommand(alone, resume.choice, resume.token_ids))
         assert isinstance(answered, Answered)
         if answered.difference is not None:
             raise RequestError(

@@ -21,7 +21,7 @@ import msgspec
 
 from karat.children.connection import Connection, ConnectionEndedError
 from karat.children.starter import Starter
-from karat.engine.remote.messages import Failed, FromEngine, Loading, Open, Ready, Stepped, ToEngine
+from karat.engine.remote.messages import EngineFailed, FromEngine, Loading, Open, Ready, Stepped, ToEngine
 from karat.errors import BugError, EngineDiedError, KaratError, RequestError, unpacked
 from karat.ranks.vitals import Vitals
 from karat.request import shown
@@ -102,7 +102,7 @@ class EngineProcess:
                 case Loading(done, total):
                     if progress is not None:
                         progress(done, total)
-                case Failed():
+                case EngineFailed():
                     raise raised(message)
                 case Ready():
                     return message
@@ -119,7 +119,7 @@ class EngineProcess:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def take(self) -> list[Stepped | Failed]:
+    def take(self) -> list[Stepped | EngineFailed]:
         """The messages that have arrived, without waiting. Raises ConnectionEndedError."""
         messages = self._connection.take()
         self._num_messages += len(messages)
@@ -173,7 +173,7 @@ class EngineProcess:
         return EngineDiedError(f"the engine (process {self.process_id}) {what}; {advice}")
 
 
-def raised(failure: Failed) -> KaratError:
+def raised(failure: EngineFailed) -> KaratError:
     """The error that the engine reported, of its own class; EngineDiedError for a bug."""
     error = unpacked(*failure.error)
     if isinstance(error, BugError):

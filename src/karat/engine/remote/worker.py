@@ -25,15 +25,15 @@ from karat.children.connection import Connection, ConnectionEndedError
 from karat.engine.choosing.replay_reader import ReplayReader
 from karat.engine.llm import LLM
 from karat.engine.receipts.comparing import Compare, Comparing, comparing
-from karat.engine.receipts.verifying import Replay
+from karat.engine.receipts.verifying import ReplayCommand
 from karat.engine.remote.messages import (
     Abort,
-    Add,
-    Failed,
+    AddRequest,
+    ComparisonEnded,
+    EngineFailed,
     Loading,
     Log,
     Open,
-    Parted,
     Ready,
     Replayed,
     Stepped,
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         except ConnectionEndedError:
             raise
         except Exception as error:  # noqa: BLE001 - it is told to who started this process, which raises it
-            line.send(Failed(packed(error, with_traceback=True), line.take_logs()))
+            line.send(EngineFailed(packed(error, with_traceback=True), line.take_logs()))
     except ConnectionEndedError:
         pass
     os._exit(0)  # nothing here is worth a clean-up; ranks end with this process
@@ -117,12 +117,12 @@ class _Line:
             for each in step.news
         ]
         replayed = [
-            each if (told := self._fault(each)) is None else Parted(each.request_id, None, told)
+            each if (told := self._fault(each)) is None else ComparisonEnded(each.request_id, None, told)
             for each in step.replayed
         ]
         return Stepped(news, step.stats, [*step.logs, *self.take_logs()], replayed)
 
-    def _fault(self, one: RequestUpdate | Replayed | Parted) -> Packed | None:
+    def _fault(self, one: RequestUpdate | Replayed | ComparisonEnded) -> Packed | None:
         try:
             self._encode(one)
         except Exception as error:  # noqa: BLE001 - it ends this request alone
@@ -193,8 +193,10 @@ class Worker:
         self._waiting: set[str] = set()  # those whose beginning was not told
         self._news: list[RequestUpdate] = []
         self._replays: dict[str, ReplayReader] = {}
-        self._replayed: list[Replayed | Parted] = []
-        self._formed: dict[str, tuple[Add | Replay | Compare, PendingGrammar]] = {}  # in order; compiled beside
+        self._replayed: list[Replayed | ComparisonEnded] = []
+        self._formed: dict[
+            str, tuple[AddRequest | ReplayCommand | Compare, PendingGrammar]
+        ] = {}  # in order; compiled beside
         self._comparisons: dict[str, Comparing] = {}  # the first one is computed; each holds memory only then
         self._next_comparison = 0.0  # on the clock, while requests are computed
 
@@ -221,11 +223,11 @@ class Worker:
     def _receive(self, command: ToEngine) -> None:
         """Obey a command, or keep it until the form of its answer is compiled: no step waits for that."""
         match command:
-            case Add() | Replay() | Compare():
+            case AddRequest() | ReplayCommand() | Compare():
                 form = command.request.params.structured_outputs
                 try:
                     if form is not None:
-                        self._formed[command.request.request_id] = command, self._engine.admission.forms.ask(form)
+                        self._formed[command.request.request_id] = command, self._engine.admission.grammars.ask(form)
                         return
                     self._begin(command)
                 except Exception as error:  # noqa: BLE001 - it ends this request alone
@@ -247,15 +249,15 @@ class Worker:
             del self._formed[request_id]
             asked.leave()
 
-    def _begin(self, command: Add | Replay | Compare, grammar: "Grammar | None" = None) -> None:
+    def _begin(self, command: AddRequest | ReplayCommand | Compare, grammar: "Grammar | None" = None) -> None:
         """Errors of the request pass through."""
         request = command.request
         match command:
-            case Add():
+            case AddRequest():
                 self._engine.add_request(request, grammar)
                 self._open[request.request_id] = command.tells_progress
                 self._waiting.add(request.request_id)
-            case Replay(_, choice, token_ids):
+            case ReplayCommand(_, choice, token_ids):
                 assert token_ids is not None, "an answer to generate comes as Add"
                 replay = self._engine.replay(request, choice, token_ids, rows=_REPLAYED_ROWS, grammar=grammar)
                 self._replays[request.request_id] = replay
@@ -264,22 +266,22 @@ class Worker:
                 steps = comparing(beside, command, _REPLAYED_ROWS, grammar, lambda: not self._engine.has_work)
                 self._comparisons[request.request_id] = steps
 
-    def _refuse(self, command: Add | Replay | Compare, error: Exception) -> None:
+    def _refuse(self, command: AddRequest | ReplayCommand | Compare, error: Exception) -> None:
         request_id, told = command.request.request_id, _told(error)
         match command:
-            case Add():
+            case AddRequest():
                 self._engine.abort(request_id)  # of one that was added in part
                 self._news.append(RequestUpdate(request_id, (), ended=True, refused=told))
-            case Replay():
+            case ReplayCommand():
                 self._replayed.append(Replayed(request_id, None, None, told))
             case Compare():
-                self._replayed.append(Parted(request_id, None, told))
+                self._replayed.append(ComparisonEnded(request_id, None, told))
 
     def _abort(self, request_id: str) -> None:
         if request_id in self._formed:
             command, asked = self._formed.pop(request_id)
             asked.leave()
-            if isinstance(command, Add):
+            if isinstance(command, AddRequest):
                 chunks = tuple(StreamChunk(index, "", (), "abort") for index in range(command.request.params.n))
                 self._news.append(RequestUpdate(request_id, chunks, ended=True))
         elif request_id in self._comparisons:
@@ -305,9 +307,9 @@ class Worker:
             next(steps)
             return
         except StopIteration as end:
-            self._replayed.append(Parted(request_id, end.value))
+            self._replayed.append(ComparisonEnded(request_id, end.value))
         except Exception as error:  # noqa: BLE001 - it ends this comparison alone
-            self._replayed.append(Parted(request_id, None, _told(error)))
+            self._replayed.append(ComparisonEnded(request_id, None, _told(error)))
         del self._comparisons[request_id]
 
     def _tell(self) -> None:

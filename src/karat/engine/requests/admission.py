@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """The judge of requests for an engine of these sizes. `forms` compiles the forms of answers."""
+    """The judge of requests for an engine of these sizes. `grammars` compiles the forms of answers."""
 
-    def __init__(self, config: EngineConfig, forms: GrammarCache) -> None:
+    def __init__(self, config: EngineConfig, grammars: GrammarCache) -> None:
         self.config = config
-        self.forms = forms
+        self.grammars = grammars
 
     def check(self, request: Request) -> int:
         """The most tokens of each choice. RequestError for a request that can never be served.
@@ -69,7 +69,7 @@ class Admission:
     def grammar(self, request: Request) -> "Grammar | None":
         """The compiled form of the answer, if one is asked for. RequestError for one that cannot be kept to."""
         form = request.params.structured_outputs
-        return None if form is None else self.forms.compile(form)
+        return None if form is None else self.grammars.compile(form)
 
 
 def room_after(prompt_len: int, max_model_len: int) -> int:

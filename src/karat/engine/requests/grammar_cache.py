@@ -147,8 +147,8 @@ class _Job:
 class PendingGrammar:
     """A form that one caller of `GrammarCache.ask` waits for. The caller calls `leave` in the end, once."""
 
-    def __init__(self, forms: GrammarCache, job: _Job, limit_s: float) -> None:
-        self._forms, self._job, self._limit_s = forms, job, limit_s
+    def __init__(self, grammars: GrammarCache, job: _Job, limit_s: float) -> None:
+        self._grammars, self._job, self._limit_s = grammars, job, limit_s
         self._since = monotonic()
 
     @property
@@ -199,7 +199,7 @@ class PendingGrammar:
 
     def leave(self) -> None:
         """This caller waits no more."""
-        self._forms.leave(self._job)
+        self._grammars.leave(self._job)
 
     def _left_s(self) -> float:
         """Of the limit, which counts from when compiling began, and before that from when the form was asked for."""

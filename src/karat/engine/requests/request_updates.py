@@ -64,7 +64,7 @@ class Gathered:
 
 
 @dataclass(slots=True)
-class Entry:
+class OpenEntry:
     """A request, its choices, and its news: the part of each choice that updates carried, and the untaken updates.
 
     `news` is replaced as a whole, so that an interrupt can neither lose nor repeat an update.

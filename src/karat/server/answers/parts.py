@@ -30,11 +30,11 @@ class Talk:
     shows_special: bool = False
     calls_alone: bool = False
 
-    def reader(self, tokenizer: Tokenizer, resume: Resume | None = None) -> "Reader":
+    def reader(self, tokenizer: Tokenizer, resume: Resume | None = None) -> "PartsReader":
         """For one choice. One that is resumed is read from its beginning; the parts that end there are not told."""
         if resume is None:
-            return Reader(self, tokenizer)
-        reader = Reader(self, tokenizer, whole_calls=True)  # a call that was cut is told whole
+            return PartsReader(self, tokenizer)
+        reader = PartsReader(self, tokenizer, whole_calls=True)  # a call that was cut is told whole
         reader.pass_over(resume.token_ids)
         return reader
 
@@ -42,7 +42,7 @@ class Talk:
 NO_TALK = Talk()
 
 
-class Reader:
+class PartsReader:
     """Takes one choice apart.
 
     `resumed`: what was told of an answer that is resumed; None for any other. `has_calls`: whether it has whole calls

@@ -9,9 +9,9 @@ from msgspec import UNSET, UnsetType
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.signature import Signer
 from karat.server import schema
-from karat.server.answers.parts import NO_TALK, Reader, Talk
-from karat.server.answers.tally import Tally
-from karat.server.asking.asked import AnswerForm, Work
+from karat.server.answers.parts import NO_TALK, PartsReader, Talk
+from karat.server.answers.tally import UpdateTally
+from karat.server.asking.asked import AnswerForm, AskedWork
 from karat.server.errors import ApiError, failure_of
 from karat.server.schema import FinishReason
 from karat.text import Tokenizer
@@ -36,9 +36,9 @@ class Subject:
 
     heading: Heading
     form: AnswerForm
-    work: Work
+    work: AskedWork
     tokenizer: Tokenizer
-    tally: Tally
+    tally: UpdateTally
     prompt_texts: Sequence[str] = ()
     signer: Signer | None = None
     talk: Talk = NO_TALK
@@ -46,7 +46,7 @@ class Subject:
     structure_field: str = "structured_outputs"
     echo: Any = None
 
-    def reader(self) -> Reader:
+    def reader(self) -> PartsReader:
         """Takes one choice apart."""
         return self.talk.reader(self.tokenizer, self.work.resume)
 

@@ -7,7 +7,7 @@ from karat.engine.requests.request_updates import RequestUpdate
 from karat.server.schema import CompletionDetails, PromptDetails, PromptProgress, Timings, Usage
 
 
-class Tally:
+class UpdateTally:
     """`see` receives every update of every prompt. on_first is called with the seconds to the first token; the seconds
     between two updates with tokens are kept for `take_gaps`.
     """

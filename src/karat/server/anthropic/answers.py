@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server.answers.subject import Subject, karat_of, reason_of
-from karat.server.answers.tally import Tally
+from karat.server.answers.tally import UpdateTally
 from karat.server.anthropic.blocks import Blocks
 from karat.server.anthropic.schema import AnthropicMessage, DeltaUsage, Ending, MessageUsage, OutputDetails
 
@@ -43,17 +43,17 @@ def ending_of(choice: CompletionOutput | StreamChunk, *, has_calls: bool) -> End
     return Ending("tool_use" if has_calls else "end_turn", None)
 
 
-def usage_of(tally: Tally) -> MessageUsage:
+def usage_of(tally: UpdateTally) -> MessageUsage:
     """The tokens so far. Those of the prompt that were cached are counted apart, as the protocol has it."""
     return MessageUsage(**_counts(tally))
 
 
-def delta_usage_of(tally: Tally) -> DeltaUsage:
+def delta_usage_of(tally: UpdateTally) -> DeltaUsage:
     """The same for the last event of a stream, which has fewer fields."""
     return DeltaUsage(**_counts(tally))
 
 
-def _counts(tally: Tally) -> dict[str, Any]:
+def _counts(tally: UpdateTally) -> dict[str, Any]:
     num_cached = sum(tally.num_cached)
     return {
         "input_tokens": sum(tally.prompt_lens) - num_cached,

@@ -2,7 +2,7 @@
 
 from msgspec import Raw
 
-from karat.server.answers.parts import Reader
+from karat.server.answers.parts import PartsReader
 from karat.server.anthropic.schema import (
     Block,
     ContentBlockDelta,
@@ -24,7 +24,7 @@ from karat.text.tools.events import Event as Part
 class Blocks:
     """The blocks of one answer. A block is opened by the first part of its kind and closed by a part of another."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: PartsReader) -> None:
         self._reader = reader
         self._blocks: list[Block] = []
         self._pieces: list[str] = []  # of the open block

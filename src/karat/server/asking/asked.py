@@ -112,7 +112,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AskedWork:
     """The prompts of one HTTP request, with their common seed, priority and salt."""
 
     asks: tuple[Ask, ...]

@@ -4,7 +4,7 @@ from msgspec import UNSET, UnsetType
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server import schema
-from karat.server.answers.parts import Reader
+from karat.server.answers.parts import PartsReader
 from karat.server.answers.subject import Subject, explained, karat_of, reason_of
 from karat.server.openai.logprobs import of_prompt, writer_of
 from karat.text.tools.events import ParsedAnswer
@@ -47,7 +47,7 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
     )
 
 
-def message_of(parsed: ParsedAnswer, reader: Reader) -> schema.Message:
+def message_of(parsed: ParsedAnswer, reader: PartsReader) -> schema.Message:
     """A message of OpenAI's, with ids of its calls."""
     message = schema.Message("assistant", parsed.text if parsed.text or not parsed.calls else None)
     if parsed.reasoning:
@@ -111,7 +111,7 @@ def _text_choice(
 
 
 def beside(
-    choice: CompletionOutput | StreamChunk, resumed: ParsedAnswer | None, reader: Reader
+    choice: CompletionOutput | StreamChunk, resumed: ParsedAnswer | None, reader: PartsReader
 ) -> schema.BesideChat | UnsetType:
     """Karat's own field beside a message: how its tokens were drawn, and what an answer that is resumed began with."""
     if not choice.explanations and resumed is None:

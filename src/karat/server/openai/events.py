@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.outputs import RequestOutput, StreamChunk
 from karat.server import schema
-from karat.server.answers.parts import Reader
+from karat.server.answers.parts import PartsReader
 from karat.server.answers.subject import Subject, explained, karat_of, reason_of
 from karat.server.openai.answers import beside, message_of
 from karat.server.openai.logprobs import num_chars, of_prompt, writer_of
@@ -154,7 +154,7 @@ class ChatEvents(_Events):
         return written
 
 
-def _delta(part: Text | Reasoning | CallBegin | CallArguments, reader: Reader) -> schema.Delta:
+def _delta(part: Text | Reasoning | CallBegin | CallArguments, reader: PartsReader) -> schema.Delta:
     """A part of an answer. The end of a call has no event."""
     match part:
         case Text(text):

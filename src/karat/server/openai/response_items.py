@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from karat.server.answers.parts import Reader
+from karat.server.answers.parts import PartsReader
 from karat.server.openai.response_schema import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
@@ -48,7 +48,11 @@ class Items:
     """
 
     def __init__(
-        self, answer_id: str, reader: Reader, number: Callable[[], int], meanings: Mapping[str, Meaning] = _NO_MEANINGS
+        self,
+        answer_id: str,
+        reader: PartsReader,
+        number: Callable[[], int],
+        meanings: Mapping[str, Meaning] = _NO_MEANINGS,
     ) -> None:
         """`meanings`: what the names of functions stand for; of others, themselves."""
         self.items: list[Item] = []

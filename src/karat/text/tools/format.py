@@ -42,7 +42,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CallShape:
     """How a format writes calls, for the grammar that forces them.
 
     `opening` and `closing` stand around all calls, each call is `before`, its name, `between`, its arguments and
@@ -78,7 +78,7 @@ class ToolFormat:
 
     name: str
     read: Callable[[str, Sink], Reading[None]]
-    shape: Shape
+    shape: CallShape
     marks: tuple[str, ...] = ()
     at_start: str = ""
     parted_by: str = ""

@@ -15,7 +15,7 @@ from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.dialect import Dialect
-from karat.text.tools.format import Shape, ToolFormat
+from karat.text.tools.format import CallShape, ToolFormat
 from karat.text.tools.parameters import parameters
 from karat.text.tools.registry import FORMATS
 
@@ -161,7 +161,7 @@ class _Terms:
 
 def _calls(
     asked: CallGrammar,
-    shape: Shape,
+    shape: CallShape,
     terms: _Terms,
     checked: Callable[[Schema], Schema],
     term: Callable[[StructuredOutputs], str],
@@ -244,7 +244,7 @@ def _object_schema(tool: Tool) -> Schema:
 
 def _of_text(
     tool: Tool,
-    shape: Shape,
+    shape: CallShape,
     rule: str,
     term: Callable[[StructuredOutputs], str],
     in_json: Callable[[StructuredOutputs], str],

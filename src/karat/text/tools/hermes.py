@@ -1,6 +1,6 @@
 """Hermes and Qwen: each call is a JSON object in <tool_call> and </tool_call>."""
 
-from karat.text.tools.format import Reading, Shape, Sink, ToolFormat, call_objects, literal, space
+from karat.text.tools.format import CallShape, Reading, Sink, ToolFormat, call_objects, literal, space
 
 
 def read_tagged(_opening: str, sink: Sink) -> Reading[None]:
@@ -13,7 +13,7 @@ def read_tagged(_opening: str, sink: Sink) -> Reading[None]:
 HERMES = ToolFormat(
     "hermes",
     read_tagged,
-    Shape(
+    CallShape(
         opening="<tool_call>",
         before='\n{"name": "',
         between='", "arguments": ',

@@ -1,6 +1,6 @@
 """Llama 3: the answer is JSON objects with name and parameters, parted by semicolons, perhaps after <|python_tag|>."""
 
-from karat.text.tools.format import Reading, Shape, Sink, ToolFormat, call_object, space
+from karat.text.tools.format import CallShape, Reading, Sink, ToolFormat, call_object, space
 
 TAG = "<|python_tag|>"
 
@@ -12,7 +12,7 @@ def _read(opening: str, sink: Sink) -> Reading[None]:
 LLAMA = ToolFormat(
     "llama",
     _read,
-    Shape(opening="", before='{"name": "', between='", "parameters": ', after="}", separator="; "),
+    CallShape(opening="", before='{"name": "', between='", "parameters": ', after="}", separator="; "),
     marks=(TAG,),
     at_start="{",
     parted_by=";,",

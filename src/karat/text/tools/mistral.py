@@ -1,6 +1,16 @@
 """Mistral: after [TOOL_CALLS] a JSON array of calls, or, in newer models, a name, [ARGS] and a JSON object."""
 
-from karat.text.tools.format import Reading, Shape, Sink, ToolFormat, call_objects, json_object, literal, name, space
+from karat.text.tools.format import (
+    CallShape,
+    Reading,
+    Sink,
+    ToolFormat,
+    call_objects,
+    json_object,
+    literal,
+    name,
+    space,
+)
 
 MARK = "[TOOL_CALLS]"
 
@@ -28,7 +38,7 @@ def _read(_opening: str, sink: Sink) -> Reading[None]:
 MISTRAL = ToolFormat(
     "mistral",
     _read,
-    Shape(
+    CallShape(
         opening="[TOOL_CALLS][",
         before='{"name": "',
         between='", "arguments": ',
@@ -42,7 +52,7 @@ MISTRAL = ToolFormat(
 MISTRAL_ARGS = ToolFormat(
     "mistral-args",
     _read,
-    Shape(opening="[TOOL_CALLS]", before="", between="[ARGS]", after="", separator="", each=True),
+    CallShape(opening="[TOOL_CALLS]", before="", between="[ARGS]", after="", separator="", each=True),
     marks=(MARK,),
     hints=("[ARGS]",),
     short_ids=True,

@@ -1,6 +1,6 @@
 """Llama's pythonic calls: the answer is a list such as [weather(city='Oslo', days=3), clock()]."""
 
-from karat.text.tools.format import Reading, Shape, Sink, ToolFormat, literal, name, space
+from karat.text.tools.format import CallShape, Reading, Sink, ToolFormat, literal, name, space
 from karat.text.tools.llama import TAG
 from karat.text.tools.values import SPACE, MalformedError, ValueScan
 
@@ -62,7 +62,7 @@ def _value(before: str, char: str, sink: Sink) -> Reading[str]:
 PYTHONIC = ToolFormat(
     "pythonic",
     _read,
-    Shape(opening="[", before="", between="(", after=")", separator=", ", closing="]", keywords=True),
+    CallShape(opening="[", before="", between="(", after=")", separator=", ", closing="]", keywords=True),
     marks=(TAG,),
     at_start="[",
     hints=("func_name1(params_name1=", "func_name(params_name1="),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from karat.text.tools.bare import as_json, kinds_of
-from karat.text.tools.format import Reading, Shape, Sink, ToolFormat, literal, name, space
+from karat.text.tools.format import CallShape, Reading, Sink, ToolFormat, literal, name, space
 from karat.text.tools.values import SPACE, MalformedError
 
 _FUNCTION, _PARAMETER, _END_PARAMETER, _END_FUNCTION = "<function=", "<parameter=", "</parameter>", "</function>"
@@ -30,7 +30,7 @@ def xml_format(form: str, opening: str, closing: str, *, line_end: str) -> ToolF
     return ToolFormat(
         form,
         read,
-        Shape(
+        CallShape(
             opening=opening,
             before="\n<function=",
             between=">\n",
@@ -146,7 +146,7 @@ QWEN_XML = xml_format("qwen-xml", "<tool_call>", "</tool_call>", line_end="\n")
 SEED_XML = xml_format("seed-xml", "<seed:tool_call>", "</seed:tool_call>", line_end="")
 
 
-def written_parameters(shape: Shape, arguments: Mapping[str, Any]) -> str:
+def written_parameters(shape: CallShape, arguments: Mapping[str, Any]) -> str:
     """The arguments of a call of an earlier answer."""
     assert shape.parameter is not None
     before, between, after = shape.parameter
