@@ -77,6 +77,10 @@ def in_part(
     wrong = changed(node, {key: value for key, value in edit.items() if key != PART})
     right = compute(node, _same)
     if part.rank is not None and is_by_inputs(node):
+        # The bias is added to the sum over ranks, and is no rank's.
+        wrong = changed(
+            node, {key: value for key, value in edit.items() if key not in (PART, "bias", "effective_bias")}
+        )
 
         def inside(x: Array) -> Array:
             return _cut(x, part, outside=False)
