@@ -67,7 +67,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     if family == "granite":
         config |= {
             "embedding_multiplier": rng.choice([12.0, 0.3]),
-            "attention_multiplier": head_dim**-0.5 * rng.choice([1.5, 3.0]),
+            "attention_multiplier": head_dim**-0.5 * rng.choice([0.8, 1.3]),
             "residual_multiplier": rng.choice([0.22, 1.6]),
             "logits_scaling": rng.choice([0.3, 0.1]),
         }
