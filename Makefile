@@ -86,10 +86,11 @@ lint: $(STAMPS)/dev
 	$(BIN)/oxfmt --check $(WEB_FILES)
 
 # $(call optional,NAME,what is installed,what it is called,what is skipped without it): requirements/NAME.txt, once.
+# Tests import a part of it: compiling all of it would take a third of the time.
 define optional
 test $(STAMPS)/$(1) -nt requirements/$(1).txt || { \
     STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing $(2)" $(LOGS)/$(1).log \
-        $(PIP) install --retries 1 -c constraints.txt -r requirements/$(1).txt \
+        $(PIP) install --no-compile --retries 1 -c constraints.txt -r requirements/$(1).txt \
     && touch $(STAMPS)/$(1); } || \
     echo "$(3) cannot be had here (see $(LOGS)/$(1).log): $(4) will be SKIPPED."
 endef
