@@ -162,6 +162,11 @@ class Settings:
         )
 
 
+def variables_named(prefix: str) -> list[str]:
+    """The names of the environment's variables that begin so."""
+    return sorted(name for name in os.environ if name.startswith(prefix))
+
+
 def embedded_model_path() -> Path:
     """The folder of the model in the package."""
     return Path(__file__).parent / "embedded"

@@ -180,7 +180,7 @@ def test_defaults_in_the_help_of_serve_and_in_the_docs_are_those_of_the_code() -
     for name, hint in get_type_hints(ServeOptions, include_extras=True).items():
         for option in getattr(hint, "__metadata__", ()):
             found = re.search(r"\(default: ([^;)]*)", option.help or "")
-            if found and option.rich_help_panel in ("Server", "ServerLimits"):
+            if found and option.rich_help_panel in ("Server", "Limits"):
                 told[name] = number_of(found[1])
     assert told == values
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")

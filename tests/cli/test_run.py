@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from karat.config import embedded_model_path
 from karat.errors import NumericsError
+from karat.machine import extension
 from karat.ops import native, registry
 from karat.ops.native import unavailable_reason
 from karat.request import SamplingParams
@@ -259,6 +260,7 @@ def test_missing_kernels_are_mentioned_once(
     missing = native.unavailable_reason()
     for module in (native, registry):
         monkeypatch.setattr(module, "unavailable_reason", lambda: reason)
+    monkeypatch.setattr(extension, "MISSING", reason)
     quiet = karat_here("run", "-q", str(alphabet), "x", "--executor", "reference")
     asked = karat_here("run", str(alphabet), "x", "--executor", "reference")
     assert "kernels" not in quiet.stderr + asked.stderr

@@ -50,7 +50,7 @@ def main(arguments):
 BROKEN = """
 import time
 from karat.engine.ranks.rank import Rank, serve
-from karat.engine.ranks.messages import Load, Step
+from karat.engine.ranks.messages import LoadRank, Step
 
 class Broken(Rank):
     def do(self, command):
@@ -153,8 +153,8 @@ def test_a_rank_of_a_model_that_spins_in_a_step_is_found_by_the_others(
     [
         ("Step", "while True: pass", r"rank 1 .* used 0\.5 s of processor time without progress"),
         ("Step", "time.sleep(100)", r"rank 1 .* has done nothing for 1\.5 s"),
-        ("Load", "while True: pass", r"rank 1 .* used 0\.7 s of processor time without progress"),
-        ("Load", "time.sleep(100)", r"rank 1 .* has done nothing for 1\.2 s"),
+        ("LoadRank", "while True: pass", r"rank 1 .* used 0\.7 s of processor time without progress"),
+        ("LoadRank", "time.sleep(100)", r"rank 1 .* has done nothing for 1\.2 s"),
     ],
 )
 def test_ranks_of_a_model(

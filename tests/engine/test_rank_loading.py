@@ -30,13 +30,13 @@ import os, resource
 import msgspec
 from pathlib import Path
 from karat.engine.ranks import rank as plain
-from karat.engine.ranks.messages import Load
+from karat.engine.ranks.messages import LoadRank
 
 class Limited(plain.Rank):
     loads = 0
 
     def do(self, command):
-        if self.rank != 1 or not isinstance(command, Load):
+        if self.rank != 1 or not isinstance(command, LoadRank):
             return super().do(command)
         self.loads += 1
         if self.loads > 1:

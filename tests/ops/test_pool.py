@@ -210,21 +210,28 @@ PlanRecorder(ops.isa, 2)
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process cannot be kept to a core here")
 def test_threads_that_share_a_core_are_not_many_times_slower_than_one(folder: Path) -> None:
-    """Two threads that have one core, as where other processes have the rest: each barrier would be 16,000 spins."""
+    """Two threads that have one core, as where other processes have the rest: each barrier would be 16,000 spins.
+
+    Processor time beside that of one thread in the same process: 60 times as much where both always run.
+    """
     code = """
 import os, sys, time
+from contextlib import suppress
 from karat import LLM, SamplingParams
-llm = LLM(sys.argv[1], executor="native", threads=2)
+one, llm = (LLM(sys.argv[1], executor="native", threads=threads) for threads in (1, 2))
 params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 want = llm.generate(["a"], params)[0].outputs[0].token_ids
 core = {min(os.sched_getaffinity(0))}
 for thread in os.listdir("/proc/self/task"):
-    os.sched_setaffinity(int(thread), core)
-begun = time.process_time()
-for _ in range(20):
-    assert llm.generate(["a"], params)[0].outputs[0].token_ids == want
-print((time.process_time() - begun) / 400)
+    with suppress(ProcessLookupError):  # a thread that has ended since
+        os.sched_setaffinity(int(thread), core)
+def seconds(llm):
+    begun = time.process_time()
+    for _ in range(20):
+        assert llm.generate(["a"], params)[0].outputs[0].token_ids == want
+    return time.process_time() - begun
+print(seconds(llm) / seconds(one))
 """
     done = run_python(code, folder)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.004  # seconds of the processor for a token; 0.011 where both always run
+    assert float(done.stdout) < 8

@@ -1,6 +1,5 @@
 """The commands, put together."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from importlib import import_module
@@ -15,6 +14,7 @@ from karat.cli.habits import advice_on_command, translated, unread
 from karat.cli.options import Debug, unfolded
 from karat.cli.terminal import emit, tell, writing
 from karat.cli.values import read_plainly
+from karat.config import variables_named
 from karat.errors import UsageError
 
 _EXAMPLES = """
@@ -61,7 +61,7 @@ class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
         )
         taken = translated(args, flags, valued, words)
         if not {"-q", "--quiet"} & set(args):
-            for remark in (*taken.remarks, *filter(None, [unread(os.environ)])):
+            for remark in (*taken.remarks, *filter(None, [unread(variables_named("LLAMA_ARG_"))])):
                 tell(f"karat: {remark}")
         answer = f"{taken.advice}; see `{ctx.command_path} --help`"
         if taken.is_wrong:

@@ -51,19 +51,19 @@ class TrafficOptions:
     """When requests are sent, and how many."""
 
     concurrency: Annotated[
-        list[int] | None, _option("Traffic", "N", "Clients at a time (default: 16); repeatable, a point each.")
+        list[int] | None, _option("Load", "N", "Clients at a time (default: 16); repeatable, a point each.")
     ] = None
     rate: Annotated[
-        list[float] | None, _option("Traffic", "R", "Requests a second at random times (Poisson); repeatable.")
+        list[float] | None, _option("Load", "R", "Requests a second at random times (Poisson); repeatable.")
     ] = None
-    sweep: Annotated[int, _option("Traffic", "N", "Then N rates, up to what the last load reached.")] = 0
+    sweep: Annotated[int, _option("Load", "N", "Then N rates, up to what the last load reached.")] = 0
     requests: Annotated[
-        int | None, _option("Traffic", "N", "Conversations of a turn (default: 4 a client, at least 32).")
+        int | None, _option("Load", "N", "Conversations of a turn (default: 4 a client, at least 32).")
     ] = None
-    repeat: Annotated[int, _option("Traffic", "N", "Turns of each load, with new prompts each.")] = 1
-    warmup: Annotated[int, _option("Traffic", "N", "Conversations before, which do not count.")] = 1
-    warm: Annotated[bool, _flag("Traffic", "--warm", "Each turn again with the same prompts, apart.")] = False
-    timeout_s: Annotated[float, _option("Traffic", "S", "A request that takes longer has failed.")] = 600
+    repeat: Annotated[int, _option("Load", "N", "Turns of each load, with new prompts each.")] = 1
+    warmup: Annotated[int, _option("Load", "N", "Conversations before, which do not count.")] = 1
+    warm: Annotated[bool, _flag("Load", "--warm", "Each turn again with the same prompts, apart.")] = False
+    timeout_s: Annotated[float, _option("Load", "S", "A request that takes longer has failed.")] = 600
 
     def plan(self, goals: "Goals") -> "TrafficPlan":
         """Raises UsageError."""

@@ -231,9 +231,8 @@ def translated(
     return Translated(made, tuple(remarks), advice)
 
 
-def unread(environment: Collection[str]) -> str | None:
-    """A remark on variables of llama.cpp's programs, which are options there and have no effect here."""
-    names = sorted(name for name in environment if name.startswith("LLAMA_ARG_"))
+def unread(names: Collection[str]) -> str | None:
+    """A remark on variables of llama.cpp's programs (LLAMA_ARG_…), which are options there and have no effect here."""
     return f"{', '.join(names)} in the environment: not read; give options instead" if names else None
 
 

@@ -1,6 +1,6 @@
 """Tap: wraps an executor and records named results on their way."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,10 @@ class Tap(Executor):
 
     def load_pending(self, *, spares_core: bool = False) -> None:
         self._inner.load_pending(spares_core=spares_core)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self._inner.options
 
     def bytes_of(self, dtype: str, shape: tuple[int, ...]) -> int:
         return self._inner.bytes_of(dtype, shape)

@@ -88,7 +88,7 @@ def test_an_echo_of_the_request_is_not_an_answer() -> None:
 def told(monkeypatch: pytest.MonkeyPatch, model: str | None, texts: Sequence[str], surprise: float = 0.7) -> Stage:
     """The stage, where the model answers with `texts` one after the other."""
 
-    def chat(self: LLM, chats: Sequence[Any], *args: Any) -> list[Any]:
+    def chat(self: LLM, chats: Sequence[Any], *args: Any, **options: Any) -> list[Any]:
         words = [messages[-1]["content"].removesuffix(".").rpartition(" ")[2] for messages in chats]
         done = []
         for word, text in zip(words, texts, strict=True):

@@ -138,7 +138,7 @@ def llm() -> Iterator[LLM]:
 @pytest.fixture
 def slow_llm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LLM, SlowForms]]:
     slow = SlowForms(llm.tokenizer, llm.engine.config.vocab_size)
-    monkeypatch.setattr(llm.engine.admission, "forms", slow.forms)
+    monkeypatch.setattr(llm.engine.admission, "grammars", slow.forms)
     yield llm, slow
     slow.gate.set()
     assert not llm.engine.has_work and llm.engine.stats().num_blocks_used == 0
@@ -229,7 +229,7 @@ def test_an_abort_while_compiling_leaves_nothing(slow_llm: tuple[LLM, SlowForms]
 
 def test_a_worker_refuses_what_passes_the_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = SlowForms(llm.tokenizer, llm.engine.config.vocab_size, limit_s=SHORT_S)
-    monkeypatch.setattr(llm.engine.admission, "forms", hasty.forms)
+    monkeypatch.setattr(llm.engine.admission, "grammars", hasty.forms)
     request = Request("formed", (1, 2, 3), FORMED, 0)
     commands = [AddRequest(request, False), ReplayCommand(replace(request, request_id="again"), 0, (1, 2))]
     line = Listening([commands], lambda told: has_ended(told, "formed", "again"))
@@ -252,7 +252,7 @@ def engine() -> Iterator[AsyncLLM]:
 
 def slowed(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch, limit_s: float = GATE_S) -> SlowForms:
     slow = SlowForms(engine.tokenizer, engine.vocab_size, limit_s=limit_s)
-    monkeypatch.setattr(engine.admission, "forms", slow.forms)
+    monkeypatch.setattr(engine.admission, "grammars", slow.forms)
     return slow
 
 

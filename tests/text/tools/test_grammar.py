@@ -214,7 +214,7 @@ def test_names_beside_the_properties_come_if_the_schema_speaks_of_them() -> None
     ("form", "parameters", "words"),
     [
         ("hermes", {"type": "string"}, "tool f have type"),
-        ("hermes", {"properties": {"a": {"not": {}}}}, "json: not: "),
+        ("hermes", {"properties": {"a": {"not": {}}}}, "json: not of /properties/a: "),
         ("hermes", {"x-guidance": {}}, "x-guidance"),
         ("hermes", {"properties": []}, "expected an object and a list"),
         ("pythonic", {"required": 5}, "expected an object and a list"),

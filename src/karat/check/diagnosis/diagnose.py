@@ -118,11 +118,13 @@ class Diagnoser:
         first = next((f for f in findings if f.is_wrong and len(f.segment) > 1), None)
         through = set() if first is None else {self.graph.nodes[name].kind for name in first.segment}
         caches = [assumed for assumed in assumptions(self.replay) if assumed.activations is None]
-        if first is None or through.isdisjoint(("scores", "mix")) or not caches or self._explainer.alone(first):
+        if first is None or through.isdisjoint(("scores", "mix")) or not caches:
+            return findings, taken
+        if self._explainer.alone_or_by_numbers(first):
             return findings, taken
         replay = self._replay_under(caches[0])
         (again,) = replay.findings((first.name,))
-        found = sorted(self._explainer_of(replay).alone(again), key=lambda e: e.ratio)
+        found = sorted(self._explainer_of(replay).alone_or_by_numbers(again), key=lambda e: e.ratio)
         if not found:
             return findings, taken
         self._known.add(first.name, found)

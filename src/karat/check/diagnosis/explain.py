@@ -147,6 +147,10 @@ class Explainer:
             self._alone[finding.name] = self._found(finding)
         return self._alone[finding.name]
 
+    def alone_or_by_numbers(self, finding: Finding) -> list[BugExplanation]:
+        """The same, or else those whose number has to be searched for."""
+        return self.alone(finding) or list(self._by_numbers(finding))
+
     def _found(self, finding: Finding) -> list[BugExplanation]:
         singles = self.proposals.singles(finding.segment, finding.name)
         if len(finding.segment) == 1:
@@ -223,7 +227,19 @@ class Explainer:
         if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio or not self._tells(finding, expected, edits):
             return None
         # A mistake with a higher floor of its own may have a small ratio without reducing the error.
-        return BugExplanation(variants, left.ratio, left.error) if left.error * GAIN <= finding.error else None
+        if left.error * GAIN > finding.error or self._spoils_what_is_right(finding, edits):
+            return None
+        return BugExplanation(variants, left.ratio, left.error)
+
+    def _spoils_what_is_right(self, finding: Finding, edits: Edits) -> bool:
+        """Whether these mistakes change the result of another op whose inputs the trace has, and which is right."""
+        for name in edits.keys() & self.replay.recorded.keys() - {*finding.segment}:
+            segment = self.replay.segment(name)
+            if len(segment) > 1 or self.replay.judge(name, segment, self.replay.run(segment)).ratio > LIMIT:
+                continue
+            if self.replay.judge(name, segment, self.replay.run(segment, edits), edits).ratio > LIMIT:
+                return True
+        return False
 
     def _tells(self, finding: Finding, expected: Array, edits: Edits) -> bool:
         """Whether values are wrong that cannot be overflows under these mistakes, so that the mistakes explain them."""
