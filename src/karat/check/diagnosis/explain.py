@@ -227,19 +227,7 @@ class Explainer:
         if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio or not self._tells(finding, expected, edits):
             return None
         # A mistake with a higher floor of its own may have a small ratio without reducing the error.
-        if left.error * GAIN > finding.error or self._spoils_what_is_right(finding, edits):
-            return None
-        return BugExplanation(variants, left.ratio, left.error)
-
-    def _spoils_what_is_right(self, finding: Finding, edits: Edits) -> bool:
-        """Whether these mistakes change the result of another op whose inputs the trace has, and which is right."""
-        for name in edits.keys() & self.replay.recorded.keys() - {*finding.segment}:
-            segment = self.replay.segment(name)
-            if len(segment) > 1 or self.replay.judge(name, segment, self.replay.run(segment)).ratio > LIMIT:
-                continue
-            if self.replay.judge(name, segment, self.replay.run(segment, edits), edits).ratio > LIMIT:
-                return True
-        return False
+        return BugExplanation(variants, left.ratio, left.error) if left.error * GAIN <= finding.error else None
 
     def _tells(self, finding: Finding, expected: Array, edits: Edits) -> bool:
         """Whether values are wrong that cannot be overflows under these mistakes, so that the mistakes explain them."""
