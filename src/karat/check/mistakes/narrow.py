@@ -134,15 +134,23 @@ def narrow_scores(scores: Op[Scores], a: Scores, what: _What) -> Array:
 
 
 @mistake("softmax", of=ops.softmax, name="narrow")
-def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: tuple[str, FloatName, int]) -> Array:
-    """The last number: by how many units each row's sum is moved, which is added up in the narrow type."""
+def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: tuple[str, FloatName, int | None]) -> Array:
+    """The last number: by how many units each row's sum is moved, which is added up in the narrow type; None: it is
+    added up key by key, each sum rounded.
+    """
     where, dtype, units = what
     to = _to(dtype, a.scores)
     if where == "everything":
         scores = to(a.scores)
         largest = scores.max(axis=-1, keepdims=True)
         powers = to(np.exp(to(scores - np.where(np.isneginf(largest), 0, largest))))
-        return to(powers / to(to(powers.sum(axis=-1, keepdims=True)) * (1 + 1.5 * _UNIT[dtype] * units)))
+        if units is None:
+            total = np.zeros_like(powers[..., :1])
+            for key in range(powers.shape[-1]):
+                total = to(total + powers[..., key : key + 1])
+        else:
+            total = to(to(powers.sum(axis=-1, keepdims=True)) * (1 + 1.5 * _UNIT[dtype] * units))
+        return to(powers / total)
     weights = softmax(replace(a, scores=to(a.scores)) if "scores" in where else a)
     return to(weights) if "the result" in where else weights
 
@@ -181,7 +189,8 @@ def edits(kind: Kind, where: str, dtype: FloatName) -> Sequence[Mapping[str, obj
     Where one number decides a whole row, and may be another one by a few units, all of its values.
     """
     if kind in ("norm", "softmax"):
-        moves = (0, 1, -1, 2, -2) if where in _BY_ROW else (0,)
+        moves: tuple[int | None, ...] = (0, 1, -1, 2, -2) if where in _BY_ROW else (0,)
+        moves += (None,) if kind == "softmax" and where in _BY_ROW else ()
         return [{"narrow": (where, dtype, units)} for units in moves]
     if kind == "linear" and "the result" in where:
         return [{"narrow": (where, dtype), "narrow_sum": (where, dtype)}]
