@@ -1,5 +1,7 @@
 """Mixtures of experts: transformers' own, ranks, and on the native executor the bits of each row and expert alone."""
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,36 @@ from karat.ops import native
 from karat.ops.api import Tensor
 from karat.ops.executor import Executor, StepLimits
 from karat.ops.fma import fma
+from karat.ops.integer_reference import IntegerOps
+from karat.ops.integers import WIDTHS
 from karat.ops.leaves import leaf_ends
 from karat.ops.native_plan import PlanRecorder
 from karat.ops.reference import ReferenceOps
 from karat.quant import FORMATS
 from karat.ranks.group import SINGLE, Group, PlannedRank
+from karat.ranks.processes import Ranks
+from karat.ranks.shared_memory import create_file, make_room
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 
+ON_RANK = """
+import socket
+from karat.children.connection import Connection
+from karat.ops.native import NativeOps
+from karat.ranks.lifeline import end_with_parent
+from karat.ranks.shared_memory import SharedMemoryGroup
+from tests.layers.test_experts import ROOM, Drawn, run
+
+def main(arguments):
+    rank, size, end, lifeline, shared = map(int, arguments)
+    end_with_parent(lifeline)
+    connection = Connection(socket.socket(fileno=end))
+    group = SharedMemoryGroup(shared, rank, size, **ROOM, spins=False)
+    drawn, ops = Drawn(32, 48, 11, 3), NativeOps(threads=2)
+    group.begin(int(connection.receive()))
+    connection.send(run(drawn.on(ops, group), ops, drawn.x(7)).tobytes())
+    connection.receive()
+"""
+ROOM = {"slot_bytes": 4096, "whole_bytes": 4096}
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 needs_kernels = pytest.mark.skipif(bool(native.unavailable_reason()), reason=str(native.unavailable_reason()))
 
@@ -126,6 +151,34 @@ def test_ranks_have_the_bits_of_one_process(executor: str, size: int) -> None:
 
     for result in on_all_ranks(size, on_rank):
         np.testing.assert_array_equal(result, whole)
+
+
+@needs_kernels
+@pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.long)])
+def test_plans_of_ranks_add_along_the_tree(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that show each other their sums in shared memory."""
+    (tmp_path / "on_rank.py").write_text(ON_RANK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    drawn, ops = Drawn(32, 48, 11, 3), native.NativeOps(threads=1)
+    want = run(drawn.on(ops), ops, drawn.x(7)).tobytes()
+    shared = create_file()
+    make_room(shared, 8, **ROOM)
+    ranks = Ranks("on_rank", size, [shared])
+    try:
+        assert ranks.exchange([b"4096"] * size) == [want] * size
+    finally:
+        ranks.close()
+        os.close(shared)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_K"])
+def test_integers_are_those_of_the_reference(dtype: str) -> None:
+    """Where a rounding of an activation falls to the other side, it is one unit of 32,639."""
+    drawn = Drawn(256, 256, 9, 3, dtype)
+    x, fast, defined = drawn.x(12), native.NativeOps(threads=1), IntegerOps(WIDTHS["int16"])
+    want = run(drawn.on(defined), defined, x)
+    assert np.abs(run(drawn.on(fast), fast, x) - want).max() <= 1e-4 * np.abs(want).max()
 
 
 def test_more_ranks_than_experts_are_refused() -> None:

@@ -222,6 +222,11 @@ def _route(recorder: PlanRecorder, op: api.Route) -> tuple[Handle, Handle]:
 
 
 def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:
+    hidden, inner = op.x.tail[-1], op.gates[0].rows
+    into = {(each.rows, each.columns) for each in (*op.gates, *op.ups)}
+    back = {(each.rows, each.columns) for each in op.downs}
+    fits = into == {(inner, hidden)} and back == {(hidden, inner)}
+    _require(fits, op.name, f"gates and ups [out, in] of {into}, downs of {back} for rows of {hidden}")
     registers, matrices = (op.x.register, op.ids.register, op.weights.register), (op.gates, op.ups, op.downs)
     channel = None if op.group is None else _channel(op.group, op.name)
     return Handle(recorder.plan.experts(*registers, *matrices, op.leaves, op.first, channel), op.x.tail)

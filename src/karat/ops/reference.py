@@ -233,9 +233,11 @@ def _experts(ops: ReferenceOps, op: api.Experts) -> Array:
     for sums, start, end in zip(leaves, starts, op.leaves, strict=True):
         for number in range(start, end):
             rows, choice = np.nonzero(op.ids == op.first + number)
-            x, gate, up, down = op.x[rows], op.gates[number], op.ups[number], op.downs[number]
-            inner = x @ gate.T
-            sums[rows] += op.weights[rows, choice][:, None] * (inner * _sigmoid(inner) * (x @ up.T) @ down.T)
+            if not len(rows):
+                continue
+            both = ops.gate_up(op.x[rows], (op.gates[number], op.ups[number]), None, names=(op.name, op.name))
+            given = ops.linear(ops.silu_mul(*both, name=op.name), op.downs[number], name=op.name)
+            sums[rows] += op.weights[rows, choice][:, None] * given
     whole = tree_sum(leaves)
     return whole if op.group is None else tree_sum(op.group.all_gather(whole))
 
