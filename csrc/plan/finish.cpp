@@ -17,7 +17,7 @@ void Plan::finish(const StepLimits& limits, const Registers& kept, bool fusing) 
     require(recording_, "a plan is finished once");
     require(std::max({limits.tokens, limits.wanted, limits.seqs, limits.context}) <= kMaxCount,
             "a step of more than 2^31 tokens");
-    for (const Register reg : kept) (void)info(reg, finished_info(reg).element);
+    for (const Register reg : kept) require(recorded_info(reg).element != Element::u8, "a register of other elements");
     limits_ = limits;
     recording_ = false;
     if (fusing) fused_ = fuse(ops_, kept);

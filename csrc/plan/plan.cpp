@@ -13,10 +13,14 @@ Register Plan::new_register(const RegisterInfo& info) {
     return static_cast<Register>(registers_.size() - 1);
 }
 
-const RegisterInfo& Plan::info(Register reg, Element element) const {
+const RegisterInfo& Plan::recorded_info(Register reg) const {
     require(recording_, "the plan is finished: nothing more can be recorded");
     require(reg >= 0 && static_cast<std::size_t>(reg) < registers_.size(), "no such register");
-    const RegisterInfo& found = registers_[static_cast<std::size_t>(reg)];
+    return registers_[static_cast<std::size_t>(reg)];
+}
+
+const RegisterInfo& Plan::info(Register reg, Element element) const {
+    const RegisterInfo& found = recorded_info(reg);
     require(found.element == element, "a register of other elements");
     return found;
 }

@@ -43,6 +43,7 @@ public:
 
     // ---- recording: throws std::invalid_argument for what does not fit, and in a finished plan
     Register input(std::size_t width, Rows rows, Element element = Element::f32);
+    const RegisterInfo& recorded_info(Register reg) const;
     const RegisterInfo& info(Register reg, Element element = Element::f32) const;  // of this element
     Register new_register(const RegisterInfo& info);
     template <class RecordedOp>
