@@ -29,10 +29,10 @@ OTHER_MEANINGS = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_one_short_file(family: str) -> None:
-    """Its configuration, its layers, and how GGUF holds it."""
+    """Its configuration, its layers (where they are not another family's), and how GGUF holds it."""
     source = Path(inspect.getsourcefile(FAMILIES[family].read) or "")
     assert source.name == f"{family}.py"
-    assert inspect.getsourcefile(FAMILIES[family].layer) == str(source)
+    assert Path(inspect.getsourcefile(FAMILIES[family].layer) or "").parent == source.parent
     assert len(source.read_text(encoding="utf-8").splitlines()) <= 110
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias
-from karat.config import ModelConfig
 from karat.errors import ConfigError
 from karat.layers.attention import Attention
 from karat.layers.block import Block, Branch
@@ -14,18 +13,17 @@ from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.models.family import Ends, Family, read_decoder
+from karat.models.llama import LlamaConfig
 from karat.models.reader import ConfigReader, read_layer_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraniteConfig(ModelConfig):
-    """Adds biases and multipliers: of the embedding, of scores (in place of head_dim^-½), of what a branch adds to x.
+class GraniteConfig(LlamaConfig):
+    """Adds multipliers: of the embedding, of scores (in place of head_dim^-½), of what a branch adds to x.
 
     Logits are divided by `logits_scaling`.
     """
 
-    attention_bias: bool
-    mlp_bias: bool
     embedding_multiplier: float
     attention_multiplier: float
     residual_multiplier: float

@@ -3,14 +3,10 @@
 from dataclasses import dataclass, replace
 
 from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias
-from karat.config import LayerShape, ModelConfig
+from karat.config import LayerShape
 from karat.errors import ConfigError
-from karat.layers.attention import Attention
-from karat.layers.block import Block, Branch
-from karat.layers.mlp import GatedMLP
-from karat.layers.norm import RMSNorm
-from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
+from karat.models.llama import LlamaConfig, layer
 from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads
 from karat.request import shown
 
@@ -19,26 +15,14 @@ _DEFAULT_THETA = 2_000_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmolLM3Config(ModelConfig):
-    """Adds which layers have RoPE, whether q, k, v and o have biases, and whether the MLP has."""
+class SmolLM3Config(LlamaConfig):
+    """Adds which layers have RoPE."""
 
     has_rope: tuple[bool, ...]
-    attention_bias: bool
-    mlp_bias: bool
 
     def shape(self, layer: int) -> LayerShape:
-        usual = ModelConfig.shape(self, layer)
+        usual = LlamaConfig.shape(self, layer)
         return usual if self.has_rope[layer] else replace(usual, rope=None)
-
-
-def layer(place: Place, config: SmolLM3Config, index: int) -> Block:
-    """Layer `index` of a model."""
-    size, eps, bias, shape = config.hidden_size, config.rms_norm_eps, config.attention_bias, config.shape(index)
-    attention_norm = RMSNorm(place / "input_layernorm", size, eps)
-    attention = Attention(place / "self_attn", size, shape, qkv_bias=bias, o_bias=bias)
-    mlp_norm = RMSNorm(place / "post_attention_layernorm", size, eps)
-    mlp = GatedMLP(place / "mlp", size, shape.inner_size, bias=config.mlp_bias)
-    return Block(place.name, Branch(attention_norm, attention), Branch(mlp_norm, mlp))
 
 
 def read(reader: ConfigReader) -> SmolLM3Config:
