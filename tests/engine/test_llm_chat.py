@@ -90,6 +90,7 @@ def test_defaults_of_generation_config_are_applied_and_shown_once(
     folder = write_model(tmp_path, generation_config=raw)
     llm = LLM(folder, seed=5)
     assert llm.default_params == SamplingParams(temperature=0.7, top_k=3, max_tokens=4)
+    caplog.clear()  # what loading says
     with caplog.at_level(logging.INFO, "karat"):
         explicit = llm.generate("abc", llm.default_params)
         assert caplog.messages == [], "nothing was applied behind anybody's back"

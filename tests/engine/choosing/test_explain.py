@@ -24,7 +24,9 @@ from tests.engine.fakes import END, alone, make_engine, request, run
 from tests.engine.tiny import write_model
 
 VOCAB = 30
-LOGITS = st.lists(st.floats(-9, 9, width=32) | st.sampled_from([-1.0, 0.0, 2.5]), min_size=VOCAB, max_size=VOCAB)
+# Equal, or so far apart that no rounding decides which of two is larger.
+LOGIT = st.integers(-9 * 4096, 9 * 4096).map(lambda n: n / 4096) | st.sampled_from([-1.0, 0.0, 2.5])
+LOGITS = st.lists(LOGIT, min_size=VOCAB, max_size=VOCAB)
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)
 MASK = st.none() | st.lists(st.booleans(), min_size=VOCAB, max_size=VOCAB).filter(any)
 PARAMS = st.builds(
