@@ -63,7 +63,7 @@ def test_a_request_is_taken_and_what_has_no_effect_is_named(server: Running, scr
     assert [name for name in named if name in body and name not in ("tools", "reasoning_effort")] == harmless
     for name, part in (("output_config", "effort"), ("text", "verbosity")):
         assert (f"{name}.{part}" in named) == (part in body.get(name, {}))
-    taken = {MESSAGES: ("function", "custom"), RESPONSES: ("function", "custom", "namespace")}.get(route, ("function",))
+    taken = ("function", "custom", *(("namespace",) if route == RESPONSES else ()))
     dropped = [t.get("name", t["type"]) for t in body.get("tools", []) if t.get("type", "function") not in taken]
     assert {f"tools.{name}" for name in dropped} <= set(named)
     require_valid(route, answer, stream=bool(body.get("stream")))

@@ -328,8 +328,8 @@ TABLE: tuple[Field, ...] = (
         "tools",
         (CHAT, RENDER, TOKENIZE, *ANTHROPIC, *STATELESS),
         Tools,
-        "Functions that the model may call, if its chat template has a place for tools; in responses also namespaces, "
-        "custom tools and the client's tool_search. Tools of other types are "
+        "Functions that the model may call, if its chat template has a place for tools; in chats and responses also "
+        "custom tools, in responses namespaces and the client's tool_search. Tools of other types are "
         "dropped, each named in the header as tools.NAME, unless one must be called. strict keeps arguments to the "
         "schema, its objects closed.",
     ),
@@ -337,7 +337,7 @@ TABLE: tuple[Field, ...] = (
         "tool_choice",
         (CHAT, *STATELESS),
         str | dict[str, Any],
-        "auto (default), none, required, a function by its name, which is called once, or allowed_tools. Calls that "
+        "auto (default), none, required, a tool by its name, which is called once, or allowed_tools. Calls that "
         "must come are kept to the schema.",
     ),
     _honoured(

@@ -108,10 +108,23 @@ class CalledFunction(Struct):
     arguments: str
 
 
-class ToolCall(Struct):
+class ToolCall(Struct, tag_field="type", tag="function"):
     id: str
     function: CalledFunction
-    type: Literal["function"] = "function"
+
+
+class CalledCustom(Struct):
+    """`input` is bare text."""
+
+    name: str
+    input: str
+
+
+class CustomCall(Struct, tag_field="type", tag="custom"):
+    """A call of a custom tool."""
+
+    id: str
+    custom: CalledCustom
 
 
 class Message(Struct):
@@ -123,7 +136,7 @@ class Message(Struct):
     annotations: list[dict[str, Any]] = []
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCall | CustomCall] | UnsetType = UNSET
 
 
 class BesideChat(Struct):
@@ -167,13 +180,21 @@ class FunctionDelta(Struct):
     arguments: str = ""
 
 
+class CustomDelta(Struct):
+    """The name, or the input."""
+
+    name: str | UnsetType = UNSET
+    input: str = ""
+
+
 class ToolCallDelta(Struct):
-    """The first of a call has id, type and the function's name, the others more of its arguments."""
+    """The first of a call has id, type and the tool's name, the others more of its arguments, or its whole input."""
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | UnsetType = UNSET
+    custom: CustomDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
 
 
 class Delta(Struct):

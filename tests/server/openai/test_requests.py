@@ -106,8 +106,8 @@ def test_tools() -> None:
     assert len(allowed.functions) == 2 and [each.name for each in allowed.calling.offers] == ["clock"]
     assert allowed.calling.is_part and not allowed.calling.must_call
     assert chat(tools=TOOLS, tool_choice="none").tools.dropped == ("tools.clock", "tools.read_file")
-    others = [*TOOLS, {"type": "custom", "custom": {"name": "x"}}, {}]
-    assert chat(tools=others).tools.dropped == ("tools.custom", "tools[3]")
+    others = [*TOOLS, {"type": "web_search", "web_search": {"name": "x"}}, {}]
+    assert chat(tools=others).tools.dropped == ("tools.web_search", "tools[3]")
     assert refused(chat, tools=others, tool_choice="required").param == "tools"
 
 

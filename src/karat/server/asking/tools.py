@@ -148,7 +148,7 @@ def function_of(given: Mapping[str, Any], where: str, *, schema: str, harmless: 
 
 def unused_in_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """The names for the header of keys of tools that have no effect."""
-    inner = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
+    inner = [tool[kind] for tool in tools for kind in ("function", "custom") if isinstance(tool.get(kind), dict)]
     found = {name: None for tool in (*tools, *inner) for name, value in tool.items() if value not in (None, False, [])}
     return tuple(f"tools.{name}" for name in found if name in UNUSED and name != "cache_control")
 

@@ -1,11 +1,14 @@
 """From outputs of the engine to OpenAI's whole answers."""
 
+from collections.abc import Collection
+
 from msgspec import UNSET, UnsetType
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.server import schema
 from karat.server.answers.parts import PartsReader
 from karat.server.answers.subject import Subject, explained, karat_of, reason_of
+from karat.server.openai.custom_tools import text_of
 from karat.server.openai.logprobs import of_prompt, writer_of
 from karat.text.tools.events import ParsedAnswer
 
@@ -25,12 +28,12 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
         choices.append(
             schema.ChatChoice(
                 choice.index,
-                message_of(parsed, reader),
+                message_of(parsed, reader, subject.echo),
                 logprobs,
                 reason_of(choice, has_calls=reader.has_calls),
                 choice.stop_reason,
                 list(choice.token_ids) if form.token_ids else UNSET,
-                beside(choice, reader.resumed, reader),
+                beside(subject, choice, reader.resumed, reader),
             )
         )
     return schema.ChatCompletion(
@@ -47,14 +50,16 @@ def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompl
     )
 
 
-def message_of(parsed: ParsedAnswer, reader: PartsReader) -> schema.Message:
-    """A message of OpenAI's, with ids of its calls."""
+def message_of(parsed: ParsedAnswer, reader: PartsReader, customs: Collection[str]) -> schema.Message:
+    """A message of OpenAI's, with ids of its calls. `customs` names the custom tools."""
     message = schema.Message("assistant", parsed.text if parsed.text or not parsed.calls else None)
     if parsed.reasoning:
         message.reasoning_content = message.reasoning = parsed.reasoning
     if parsed.calls:
         message.tool_calls = [
-            schema.ToolCall(reader.call_id(index), schema.CalledFunction(call.name, call.arguments))
+            schema.CustomCall(reader.call_id(index), schema.CalledCustom(call.name, text_of(call.arguments)))
+            if call.name in customs
+            else schema.ToolCall(reader.call_id(index), schema.CalledFunction(call.name, call.arguments))
             for index, call in enumerate(parsed.calls)
         ]
     return message
@@ -111,10 +116,10 @@ def _text_choice(
 
 
 def beside(
-    choice: CompletionOutput | StreamChunk, resumed: ParsedAnswer | None, reader: PartsReader
+    subject: Subject, choice: CompletionOutput | StreamChunk, resumed: ParsedAnswer | None, reader: PartsReader
 ) -> schema.BesideChat | UnsetType:
     """Karat's own field beside a message: how its tokens were drawn, and what an answer that is resumed began with."""
     if not choice.explanations and resumed is None:
         return UNSET
-    begun = UNSET if resumed is None else message_of(resumed, reader)
+    begun = UNSET if resumed is None else message_of(resumed, reader, subject.echo)
     return schema.BesideChat(choice.explanations or UNSET, begun)

@@ -9,12 +9,12 @@ from msgspec import UNSET, UnsetType
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.outputs import RequestOutput, StreamChunk
 from karat.server import schema
-from karat.server.answers.parts import PartsReader
 from karat.server.answers.subject import Subject, explained, karat_of, reason_of
 from karat.server.openai.answers import beside, message_of
+from karat.server.openai.deltas import Deltas
 from karat.server.openai.logprobs import num_chars, of_prompt, writer_of
 from karat.server.sse import DONE, PING, encoded, error_event, event
-from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
+from karat.text.tools.events import Text
 
 
 class _Events(ABC):
@@ -107,6 +107,7 @@ class ChatEvents(_Events):
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
         self._readers = [subject.reader() for _ in range(self._num_open)]
+        self._deltas = [Deltas(reader, subject.echo) for reader in self._readers]
 
     def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
         subject, written = self._subject, b""
@@ -124,7 +125,7 @@ class ChatEvents(_Events):
             delta = schema.Delta(role="assistant", content="", refusal=None)
             begun = schema.ChatChunkChoice(chunk.index, delta)
             if reader.resumed is not None:
-                begun.karat = schema.BesideChat(resumed=message_of(reader.resumed, reader))
+                begun.karat = schema.BesideChat(resumed=message_of(reader.resumed, reader, subject.echo))
             first = self._made([begun])
             if form.token_ids:
                 first.prompt_token_ids = list(subject.work.asks[0].token_ids)
@@ -134,8 +135,11 @@ class ChatEvents(_Events):
         logprobs = None
         if params.logprobs is not None and chunk.logprobs:
             logprobs = writer_of(subject).chat(chunk.token_ids, chunk.logprobs, params.logprobs)
-        deltas = [_delta(part, reader) for part in parts if not isinstance(part, CallEnd)]
-        karat = beside(chunk, None, reader)
+        made = self._deltas[chunk.index]
+        deltas = [delta for part in parts for delta in made.of(part)]
+        if chunk.finish_reason is not None:
+            deltas += made.rest()
+        karat = beside(subject, chunk, None, reader)
         if not deltas and (logprobs is not None or karat is not UNSET or (form.token_ids and chunk.token_ids)):
             deltas = [schema.Delta(content="")]
         for place, delta in enumerate(deltas):  # what is told of the chunk's tokens is in the first event
@@ -152,20 +156,6 @@ class ChatEvents(_Events):
             choice = schema.ChatChunkChoice(chunk.index, schema.Delta(), None, reason, chunk.stop_reason)
             written += event(self._made([choice], last=self._num_open == 0))
         return written
-
-
-def _delta(part: Text | Reasoning | CallBegin | CallArguments, reader: PartsReader) -> schema.Delta:
-    """A part of an answer. The end of a call has no event."""
-    match part:
-        case Text(text):
-            return schema.Delta(content=text)
-        case Reasoning(text):
-            return schema.Delta(reasoning_content=text, reasoning=text)
-        case CallBegin(index, name):
-            begun = schema.ToolCallDelta(index, schema.FunctionDelta(name), reader.call_id(index), "function")
-            return schema.Delta(tool_calls=[begun])
-        case CallArguments(index, text):
-            return schema.Delta(tool_calls=[schema.ToolCallDelta(index, schema.FunctionDelta(arguments=text))])
 
 
 class TextEvents(_Events):

@@ -8,6 +8,7 @@ import msgspec
 from karat.request import shown
 from karat.server.asking.conversation import UNUSED, Content, called, content_of, linked, text_in, unknown
 from karat.server.errors import invalid
+from karat.server.openai.custom_tools import arguments_of
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _REASONING = ("reasoning_content", "reasoning")
@@ -15,6 +16,7 @@ _EMPTY: tuple[Any, ...] = ([], "", {})
 CONTINUING = ("prefix", "partial")  # keys of a last message that an answer goes on with
 _CALL = frozenset({"id", "type", "function", "index"})
 _FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
+_CUSTOM = frozenset({"name", "input"})
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -27,7 +29,7 @@ def unused_of(messages: Sequence[Mapping[str, Any]], where: str = "messages") ->
     found: dict[str, None] = {}
     for message in messages:
         calls = [call for call in message.get("tool_calls") or () if isinstance(call, dict)]
-        inner = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
+        inner = [call[kind] for call in calls for kind in ("function", "custom") if isinstance(call.get(kind), dict)]
         for given, known in ((message, ()), *((call, _CALL) for call in calls), *((each, _FUNCTION) for each in inner)):
             for name, value in given.items():
                 is_content = name == "refusal" and not given.get("content")
@@ -74,21 +76,23 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
     read = []
     for index, call in enumerate(calls):
         place = f"{where}[{index}]"
-        kind = call.get("type", "function") if isinstance(call, dict) else None
-        function = call.get("function") if isinstance(call, dict) else None
-        if kind != "function" or not isinstance(function, dict):
-            raise invalid(place, f"{place}={shown(call)}: expected id, type function, and function")
-        inner = f"{place}.function"
-        for given, known, at in ((call, _CALL, place), (function, _FUNCTION, inner)):
+        kind = call.get("type", "function") if isinstance(call, dict) else ""
+        tool = call.get(kind) if kind in ("function", "custom") else None
+        if not isinstance(tool, dict):
+            raise invalid(place, f"{place}={shown(call)}: expected id, type function or custom, and a key of that name")
+        inner, of_tool = f"{place}.{kind}", _CUSTOM if kind == "custom" else _FUNCTION
+        for given, known, at in ((call, _CALL - {"function"} | {kind}, place), (tool, of_tool, inner)):
             for name in given.keys() - known - UNUSED:
                 if given[name] is not None:
                     raise unknown(f"{at}.{name}", at, name, given[name], ", ".join(sorted(known)))
-        arguments = function.get("arguments")
-        if isinstance(arguments, dict | None):
+        arguments = tool.get("arguments")
+        if kind == "custom":
+            text = arguments_of(text_in(tool, "input", inner))
+        elif isinstance(arguments, dict | None):
             text = msgspec.json.encode(arguments or {}).decode()
         else:
-            text = text_in(function, "arguments", inner)
-        read.append(called(text_in(call, "id", place), text_in(function, "name", inner), text))
+            text = text_in(tool, "arguments", inner)
+        read.append(called(text_in(call, "id", place), text_in(tool, "name", inner), text))
     return read
 
 

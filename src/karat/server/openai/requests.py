@@ -32,7 +32,10 @@ REASONING: Mapping[str, Field] = keyed(  # of a chat, as OpenRouter has it
 
 
 def read_chat(body: Body) -> ChatRequest:
-    """The request of a chat body. 400 for contradictory fields, and for messages that are no text."""
+    """The request of a chat body; its echo is the names of its custom tools.
+
+    400 for contradictory fields, and for messages that are no text.
+    """
     values = body.values
     require_length(values, "max_tokens", "max_completion_tokens")
     given = sampling_of(values, CHAT) | structure(values)
@@ -44,7 +47,7 @@ def read_chat(body: Body) -> ChatRequest:
         given["logprobs"] = values.get("top_logprobs", 0)
     elif values.get("top_logprobs"):
         raise invalid("top_logprobs", "top_logprobs without logprobs: true; give both")
-    (efforts, unheeded), continues = _efforts(values), continues_last(values)
+    (efforts, unheeded), continues, (tools, customs) = _efforts(values), continues_last(values), read_tools(values)
     return ChatRequest(
         read_messages(values["messages"]),
         read_variables(values, continues=continues),
@@ -53,16 +56,17 @@ def read_chat(body: Body) -> ChatRequest:
         values.get("priority", 0),
         values.get("cache_salt"),
         read_wishes(values, resumes=True),
-        read_tools(values),
+        tools,
         efforts,
         (*body.without_effect, *unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
         continues,
+        customs,
     )
 
 
 def read_conversation(values: Mapping[str, Any]) -> ChatRequest:
     """A conversation that is rendered and not answered."""
-    tools, continues = read_tools(values), continues_last(values)
+    (tools, _), continues = read_tools(values), continues_last(values)
     variables = read_variables(values, continues=continues)
     messages = read_messages(values["messages"])
     return ChatRequest(messages, variables, {}, AnswerForm(None), 0, None, tools=tools, continues=continues)

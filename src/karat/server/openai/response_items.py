@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET
 
 from karat.server.answers.parts import PartsReader
+from karat.server.openai.custom_tools import text_of
 from karat.server.openai.response_schema import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
@@ -32,7 +33,7 @@ from karat.server.openai.response_schema import (
     TextDoneEvent,
     ToolSearchCall,
 )
-from karat.server.openai.response_tools import INPUT, Meaning
+from karat.server.openai.response_tools import Meaning
 from karat.text.tools.arguments import read_arguments
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 from karat.text.tools.events import Event as Part
@@ -98,8 +99,7 @@ class Items:
         done: DoneEvent
         match item:
             case CustomToolCall():
-                given = (read_arguments(text) or {}).get(INPUT, "")
-                item.input = given if isinstance(given, str) else text
+                item.input = text_of(text)
                 place: Any = {"item_id": item.id, "output_index": index}
                 begun = (
                     [InputDeltaEvent(sequence_number=self._number(), delta=item.input, **place)] if item.input else []

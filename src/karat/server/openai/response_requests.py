@@ -25,6 +25,7 @@ from karat.server.asking.variables import Effort, read_variables, switched
 from karat.server.bodies import judge, read_json
 from karat.server.errors import invalid
 from karat.server.fields import INPUT_TOKENS, RESPONSES, Field, Text, fields_of, keyed
+from karat.server.openai.custom_tools import arguments_of
 from karat.server.openai.formats import text_structure
 from karat.server.openai.messages import read_messages, unused_of
 from karat.server.openai.requests import require_length
@@ -36,7 +37,7 @@ from karat.server.openai.response_schema import (
     TextConfig,
     TextFormat,
 )
-from karat.server.openai.response_tools import INPUT, Meaning, Offered, echoed, flat_name
+from karat.server.openai.response_tools import Meaning, Offered, echoed, flat_name
 from karat.server.openai.tools import read_response_tools
 
 _FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
@@ -201,7 +202,7 @@ def _call(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     _check_keys(item, where, "call_id", "name", given_as, "namespace")
     text, name = text_in(item, given_as, where), flat_name(item.get("namespace"), text_in(item, "name", where))
     if kind == "custom_tool_call":
-        text = json.dumps({INPUT: text}, ensure_ascii=False)
+        text = arguments_of(text)
     return called(text_in(item, "call_id", where), name, text)
 
 

@@ -1,20 +1,18 @@
 """Tools of /v1/responses: functions, and what is made one: tools of a namespace, custom tools, the client's search.
 
-A model is shown functions alone. A function of a namespace has the name of both; a custom tool is a function of one
-text, `input`. Answers name them as the request did (`Meaning`).
+A model is shown functions alone. A function of a namespace has the name of both. Answers name them as the request did
+(`Meaning`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from karat.errors import RequestError
-from karat.request import StructuredOutputs, shown
+from karat.request import shown
 from karat.server.asking.tools import UNUSED, Function, function_of, other_name
 from karat.server.errors import invalid
+from karat.server.openai.custom_tools import custom_tool
 from karat.server.openai.response_schema import CustomTool, EchoedTool, FunctionTool, NamespaceTool, ToolSearchTool
-
-INPUT = "input"  # the argument of a custom tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +90,8 @@ def _read(tool: Mapping[str, Any], where: str) -> tuple[Function, Meaning, Echoe
         return made, Meaning(made.name), FunctionTool(made.name, parameters, made.strict, made.description)
     if kind == "custom":
         form = inner.pop("format", None)
-        given = function_of({n: v for n, v in inner.items() if n != "async"}, where, schema="parameters")
-        text, told = _form(form, f"{where}.format")
-        value = {"type": "string", **({"description": told} if told else {})}
-        wrapped = {"type": "object", "properties": {INPUT: value}, "required": [INPUT], "additionalProperties": False}
-        made = Function(given.name, given.description, wrapped, text=text)
-        return made, Meaning(given.name, kind="custom"), CustomTool(given.name, given.description, form)
+        made = custom_tool({n: v for n, v in inner.items() if n != "async"}, form, where)
+        return made, Meaning(made.name, kind="custom"), CustomTool(made.name, made.description, form)
     if kind == "tool_search" and tool.get("execution") == "client":
         schema, about = tool.get("parameters"), tool.get("description")
         known = {"execution", "parameters", "description", *UNUSED}
@@ -105,22 +99,6 @@ def _read(tool: Mapping[str, Any], where: str) -> tuple[Function, Meaning, Echoe
             made = Function("tool_search", about, schema)
             return made, Meaning("tool_search", kind="search"), ToolSearchTool("client", about, schema)
     return None
-
-
-def _form(form: object, where: str) -> tuple[StructuredOutputs | None, str]:
-    """The form of a custom tool's text, and what the model is told of it."""
-    kind = form.get("type") if isinstance(form, dict) else None
-    if form is None or (kind == "text" and isinstance(form, dict) and len(form) == 1):
-        return None, ""
-    syntax = form.get("syntax") if isinstance(form, dict) else None
-    definition = form.get("definition") if isinstance(form, dict) else None
-    if kind != "grammar" or syntax not in ("lark", "regex") or not isinstance(definition, str):
-        raise invalid(where, f"{where}={shown(form)}: expected type text, or grammar with syntax lark or regex")
-    try:
-        made = StructuredOutputs(grammar=definition) if syntax == "lark" else StructuredOutputs(regex=definition)
-    except RequestError as error:
-        raise invalid(where, str(error).replace("structured_outputs", where, 1)) from error
-    return made, f"A text of this grammar ({syntax}):\n{definition}"
 
 
 def echoed(offered: Offered, shown_names: Sequence[str]) -> tuple[EchoedTool, ...]:

@@ -6,28 +6,36 @@ from typing import Any
 from karat.request import shown
 from karat.server.asking.tools import UNUSED, Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.server.errors import invalid
+from karat.server.openai.custom_tools import custom_tool
 from karat.server.openai.response_tools import Offered, flat_name
 from karat.text.tools.calling import Mode
 
 _MODES: Mapping[object, Mode] = {"auto": "auto", "none": "none", "required": "required"}
+_KINDS = ("function", "custom")  # types of tools that the model is shown as functions
 _EXPECTED = "auto, none, required, the name of a function, or allowed_tools with mode auto or required"
 
 
-def read_tools(values: Mapping[str, Any]) -> Tools:
-    """The tools of a chat, whose functions are in `function`."""
+def read_tools(values: Mapping[str, Any]) -> tuple[Tools, frozenset[str]]:
+    """The tools of a chat, each in a key named by its type, and the names of the custom ones."""
     functions: list[Function] = []
     others: list[str] = []
+    customs: set[str] = set()
     for number, tool in enumerate(values.get("tools", ())):
-        where = f"tools[{number}]"
-        if tool.get("type") != "function":
+        where, kind = f"tools[{number}]", tool.get("type")
+        if kind not in _KINDS:
             others.append(other_name(tool, number))
             continue
-        inner = tool.get("function")
-        unknown = {name for name, value in tool.items() if value is not None} - {"type", "function"} - UNUSED
+        inner = tool.get(kind)
+        unknown = {name for name, value in tool.items() if value is not None} - {"type", kind} - UNUSED
         if not isinstance(inner, dict) or unknown:
-            raise invalid(where, f"{where}={shown(tool)}: expected type function, and function with its name")
-        functions.append(function_of(inner, f"{where}.function", schema="parameters"))
-    return _chosen(functions, others, values, nested=True)
+            raise invalid(where, f"{where}={shown(tool)}: expected type {kind}, and {kind} with its name")
+        if kind == "custom":
+            given = {name: value for name, value in inner.items() if name != "format"}
+            functions.append(custom_tool(given, inner.get("format"), f"{where}.custom"))
+            customs.add(functions[-1].name)
+        else:
+            functions.append(function_of(inner, f"{where}.function", schema="parameters"))
+    return _chosen(functions, others, values, nested=True), frozenset(customs)
 
 
 def read_response_tools(values: Mapping[str, Any], offered: Offered) -> Tools:
@@ -49,13 +57,13 @@ def _chosen(functions: list[Function], others: list[str], values: Mapping[str, A
 def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[str], list[str] | None]:
     """The choice, and the names of the tools that may be called if not all may.
 
-    `nested`: the name of a function, and what is allowed, is in a key of its own.
+    `nested`: the name of a tool, and what is allowed, is in a key of its own.
     """
     choice = values.get("tool_choice", "auto")
     if isinstance(choice, str) and choice in _MODES:
         return _MODES[choice], None
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if _is_function(kind, nested=nested) and (name := _name(choice, nested=nested)) is not None:
+    if kind in _KINDS and (name := _name(choice, nested=nested)) is not None:
         return (name,), None
     if kind == "allowed_tools":
         inner = choice.get("allowed_tools") if nested else choice
@@ -63,22 +71,18 @@ def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[st
         mode = inner.get("mode") if isinstance(inner, dict) else None
         if isinstance(tools, list) and mode in ("auto", "required"):
             listed = [tool for tool in tools if isinstance(tool, dict)]
-            names = [_name(tool, nested=nested) for tool in listed if _is_function(tool.get("type"), nested=nested)]
+            names = [_name(tool, nested=nested) for tool in listed if tool.get("type") in _KINDS]
             if len(listed) == len(tools) and None not in names:
                 return _MODES[mode], [name for name in names if name is not None]
     raise unknown_choice(choice, _EXPECTED)
 
 
-def _is_function(kind: object, *, nested: bool) -> bool:
-    """Whether a tool of this type is shown as a function: custom tools are in responses."""
-    return kind == "function" or (kind == "custom" and not nested)
-
-
 def _name(tool: Mapping[str, Any], *, nested: bool) -> str | None:
-    """The name of a function of type function, if nothing else is told of it."""
-    inner = tool.get("function") if nested else tool
+    """The name of a tool of one of _KINDS, if nothing else is told of it."""
+    kind = tool["type"]
+    inner = tool.get(kind) if nested else tool
     name = inner.get("name") if isinstance(inner, dict) else None
-    known = {"type", "function"} if nested else {"type", "name", "namespace"}
+    known = {"type", kind} if nested else {"type", "name", "namespace"}
     if not isinstance(name, str) or tool.keys() - known:
         return None
     return name if nested else flat_name(tool.get("namespace"), name)
