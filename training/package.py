@@ -22,6 +22,7 @@ from training.evaluate import WINDOW, HeldOut, Sampling, held_out_loss, inclusio
 from training.model import ModelConfig, StoryModel
 from training.reserved import bands_of
 from training.state import Progress
+from training.unkind import rows
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -71,6 +72,7 @@ def write_folder(folder: Path, model: StoryModel, tokenizer_folder: Path, sampli
         "top_p": sampling.top_p,
         "top_k": 0,
         "max_new_tokens": sampling.max_new_tokens,
+        "bad_words_ids": rows(Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))),
     }
     token = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
     tokenizer_config = {
@@ -89,10 +91,17 @@ def write_folder(folder: Path, model: StoryModel, tokenizer_folder: Path, sampli
         "chat_template": CHAT_TEMPLATE,
     }
     for name, value in (("config", config), ("generation_config", generation), ("tokenizer_config", tokenizer_config)):
-        (folder / f"{name}.json").write_text(json.dumps(value, indent=2) + "\n")
+        (folder / f"{name}.json").write_text(as_text(value) + "\n")
     if tokenizer_folder.resolve() != folder.resolve():
         shutil.copyfile(tokenizer_folder / "tokenizer.json", folder / "tokenizer.json")
         (folder / "tokenizer.json").chmod(0o644)
+
+
+def as_text(value: dict[str, object]) -> str:
+    """JSON of a line for each key, and for each row of bad_words_ids."""
+    text = json.dumps(value | {"bad_words_ids": []} if "bad_words_ids" in value else value, indent=2)
+    lines = ",\n    ".join(map(json.dumps, value.get("bad_words_ids", ())))  # type: ignore[arg-type, call-overload]
+    return text.replace('"bad_words_ids": []', f'"bad_words_ids": [\n    {lines}\n  ]')
 
 
 def read_state(path: Path, kind: str) -> tuple[StoryModel, Progress]:

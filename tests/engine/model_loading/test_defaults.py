@@ -94,8 +94,10 @@ def test_samplers_of_transformers_are_applied(tokenizer: Tokenizer) -> None:
     """Those of words with or without sampling; transformers passes over a word that is an end token alone."""
     words: dict[str, Any] = {"no_repeat_ngram_size": 3, "bad_words_ids": [[5], [7, 8], [2]], "eos_token_id": 2}
     for raw in (words, words | {"do_sample": True}):
-        params = read(tokenizer, raw).params
+        defaults = read(tokenizer, raw)
+        params = defaults.params
         assert params.no_repeat_ngram_size == 3 and params.bad_words_ids == ((5,), (7, 8))
+        assert "bad_words_ids (2 of them)" in (defaults.notice or "")
     assert read(tokenizer, {"do_sample": True, "typical_p": 0.9}).params.typical_p == 0.9
     assert read(tokenizer, {"typical_p": 0.9}).params.typical_p == 1, "greedy"
     with pytest.raises(ConfigError, match="bad_words_ids="):

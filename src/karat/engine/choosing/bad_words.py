@@ -1,7 +1,7 @@
 """Words: the texts that sampling parameters name, as tokens of one tokenizer."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from karat.engine.choosing.repeats import NO_BREAKERS, Breakers
 from karat.errors import RequestError
@@ -18,15 +18,30 @@ class Words:
     unwritten: tuple[tuple[int, ...], ...] = ()
     unseen: tuple[tuple[int, ...], ...] = ()
     breakers: Breakers = NO_BREAKERS
+    # The words of one token, and those whose last token but one is the key; each with whether the prompt counts.
+    _single: tuple[tuple[tuple[int, ...], bool], ...] = field(init=False, compare=False)
+    _by_previous: Mapping[int, list[tuple[tuple[int, ...], bool]]] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        words = [*((word, False) for word in self.unwritten), *((word, True) for word in self.unseen)]
+        by_previous: dict[int, list[tuple[tuple[int, ...], bool]]] = {}
+        for word, counts in words:
+            if len(word) > 1:
+                by_previous.setdefault(word[-2], []).append((word, counts))
+        object.__setattr__(self, "_single", tuple(each for each in words if len(each[0]) == 1))
+        object.__setattr__(self, "_by_previous", by_previous)
 
     def barred(self, token_ids: Sequence[int], prompt_len: int) -> list[int]:
-        """The tokens that would complete one of the words, in the order of the words."""
+        """The tokens that would complete one of the words. Many words take no longer than few."""
+        last = token_ids[-1] if len(token_ids) else -1
         return [
             word[-1]
-            for words, start in ((self.unwritten, prompt_len), (self.unseen, 0))
-            for word in words
+            for word, counts in (*self._single, *self._by_previous.get(last, ()))
             if len(word) == 1
-            or (len(token_ids) - start >= len(word) - 1 and tuple(token_ids[1 - len(word) :]) == word[:-1])
+            or (
+                len(token_ids) - (0 if counts else prompt_len) >= len(word) - 1
+                and tuple(token_ids[1 - len(word) :]) == word[:-1]
+            )
         ]
 
 

@@ -189,7 +189,9 @@ def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tupl
         raise ConfigError(f"{where}: {error}; {_WITHOUT}") from error
     usual = SamplingParams()
     return params, [
-        f"{name}={shown(value)}" + (f" ({remarks[name]})" if name in remarks else "")
+        f"bad_words_ids ({len(params.bad_words_ids)} of them)"
+        if name == "bad_words_ids"
+        else f"{name}={shown(value)}" + (f" ({remarks[name]})" if name in remarks else "")
         for name, value in values.items()
         if getattr(params, name) != getattr(usual, name)
     ]
