@@ -212,7 +212,7 @@ PlanRecorder(ops.isa, 2)
 def test_threads_that_share_a_core_are_not_many_times_slower_than_one(folder: Path) -> None:
     """Two threads that have one core, as where other processes have the rest: each barrier would be 16,000 spins.
 
-    Processor time beside that of one thread in the same process: 60 times as much where both always run.
+    Processor time beside that of one thread in the same process: 38 to 63 times as much where both always run.
     """
     code = """
 import os, sys, time
