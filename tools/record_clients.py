@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--node", type=Path)
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     passing, asks = Passing(given.url), _asks(given.node)
     for name in given.names or asks:
         origin, command = asks[name]
