@@ -24,8 +24,8 @@ class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
 class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
     """The news of one request. `output` comes once, with the last chunk. Only AsyncLLM sets `output` and `progress`.
 
-    `ended`: no more news come; num_cached_tokens is then that of the output. `refused`: why the engine has not computed
-    the request.
+    `num_cached_tokens`: of an update with chunks, as of the output so far. `ended`: no more news come. `refused`: why
+    the engine has not computed the request.
     """
 
     request_id: str

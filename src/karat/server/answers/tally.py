@@ -34,8 +34,8 @@ class UpdateTally:
         """Count an update of prompt number `index`."""
         if update.progress is not None:
             self._cached(index, update.progress.num_cached)
-        if update.output is not None:
-            self._cached(index, update.output.num_cached_tokens)
+        if update.chunks:
+            self._cached(index, update.num_cached_tokens)
         num_new = 0
         for chunk in update.chunks:
             num_new += len(chunk.token_ids)
