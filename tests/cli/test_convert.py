@@ -131,3 +131,21 @@ def test_inspect_counts_all_tensors_of_a_file(name: str, karat_here: Karat) -> N
     factors = sum(int(t.n_bytes) for t in stored if t.name == "rope_freqs.weight")
     if unavailable_reason() is None:
         assert facts["memory"]["weight_bytes"] == sum(held) - factors
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("my-model", "my-model"), ("my-model-Q8_0.gguf", "my-model"), ("F16.gguf", "F16"), ("org/a.b-F16", "a.b")],
+)
+def test_a_file_that_is_not_named_is_named_after_the_model(
+    tmp_path: Path, karat_here: Karat, monkeypatch: pytest.MonkeyPatch, model: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "/" not in model:
+        (tmp_path / model).symlink_to(embedded_model_path())
+    monkeypatch.setattr("karat.checkpoint.resolve", lambda model, **_: model)
+    seen: list[Path] = []
+    monkeypatch.setattr("karat.models.opening.open_model", lambda path: path)
+    monkeypatch.setattr("karat.convert.convert", lambda source, out, *_, **__: seen.append(out))
+    karat_here("convert", model, "--quant", "q4_k_m", "-q")
+    assert seen == [Path(f"{name}-Q4_K_M.gguf")]

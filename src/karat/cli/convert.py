@@ -3,7 +3,7 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples
 
-  karat convert ./my-model my-model-Q8_0.gguf --quant Q8_0
+  karat convert ./my-model --quant Q8_0                       writes my-model-Q8_0.gguf
   karat convert org/name name-Q4_K_M.gguf --quant Q4_K_M
   karat convert model-F16.gguf model-Q6_K.gguf --quant Q6_K
 """
@@ -33,7 +33,14 @@ Q3_K_S or Q2_K.
 
 def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the hub.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write; it must not exist.")],
+    out: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="OUT.gguf",
+            help="The file to write; it must not exist. Left out: NAME-TYPE.gguf in the current folder.",
+            show_default=False,
+        ),
+    ] = None,
     word: Annotated[str | None, typer.Argument(metavar="TYPE", help="As --quant.")] = None,
     quant: Annotated[str | None, typer.Option("--quant", metavar="TYPE", help=_TYPES, show_default=False)] = None,
     pure: Annotated[bool, typer.Option("--pure", help="The same type for all matrices, the head too.")] = False,
@@ -58,6 +65,8 @@ def convert(
     chosen = word or quant
     if chosen is None or (mix := MIXES.get(chosen.upper())) is None:
         raise UsageError(f"--quant {chosen or 'is missing'}: expected one of {', '.join(MIXES)}")
+    if out is None:
+        out = Path(f"{_name_of(model, MIXES)}-{chosen.upper()}.gguf")
     require_folder_of(out)
     source = open_model(resolve(model, progress=not quiet))
     progress = Progress(quiet=quiet)
@@ -77,6 +86,15 @@ def convert(
         emit(json.dumps(facts, indent=2) + "\n")
     elif not quiet:
         emit(_as_text(done.tensors, out))
+
+
+def _name_of(model: str, types: Collection[str]) -> str:
+    """The name of a folder, of a file or on the hub, without the type that it ends with."""
+    path = Path(model)
+    name = path.name if path.name not in ("", "..") else path.resolve().name
+    name = name.partition(":")[0].removesuffix(".gguf")
+    before, _, last = name.rpartition("-")
+    return before if before and last.upper() in types else name
 
 
 def _as_text(tensors: Iterable["TensorReport"], out: Path) -> str:
