@@ -90,6 +90,7 @@ def test_the_deadline_of_the_end() -> None:
         received = everything(connection)
         assert server.process.wait(30) == 0
         assert b'"code":"aborted"' in received and b"[DONE]" not in received
+    assert any("/v1/completions 200, then an error" in line for line in server.said), server.said
 
 
 @pytest.mark.parametrize("error", [OverloadedError("full"), EngineDiedError("killed"), UsageError("closed")])

@@ -92,7 +92,8 @@ class Gate:
             took_s = perf_counter() - begun
             path = ascii(scope["path"][:100])[1:-1]
             told = {"method": scope["method"], "path": path, "status": status, "seconds": round(took_s, 6)}
-            _log.info("%s %s %d %.3f s", scope["method"], path, status, took_s, extra={"facts": told | facts})
+            late = ", then an error" if status == 200 and facts.get("end") == "error" else ""  # within the stream
+            _log.info("%s %s %d%s %.3f s", scope["method"], path, status, late, took_s, extra={"facts": told | facts})
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _Headers(scope)
