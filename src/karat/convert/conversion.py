@@ -84,9 +84,10 @@ def convert(
     for name, weight in _in_order(weights):
         dtype, reason = _chosen_type(mix, name, weight, config, pure=pure)
         if weight.is_quantised and dtype in FORMATS and dtype != weight.dtype and not requantize:
+            why = f" ({reason})" if reason else ""
             raise UsageError(
-                f"{weight.file}: {name} is quantised already, to {weight.dtype}; quantising it again to {dtype} loses "
-                "more: convert the original model, or ask for it (--requantize)"
+                f"{weight.file}: {name} is quantised already, to {weight.dtype}; quantising it again to {dtype}{why} "
+                "loses more: convert the original model, or ask for it (--requantize)"
             )
         report = TensorReport(name, weight.dtype, dtype, weight.shape, 0, reason)
         new_name = form.stored_name(name)

@@ -238,7 +238,8 @@ TABLE: tuple[Field, ...] = (
         "logit_bias",
         Annotated[dict[TokenId, Bias], Meta(max_length=MAX_IDS)]
         | Annotated[list[tuple[TokenId, Bias]], Meta(max_length=MAX_IDS)],
-        "Added to the scores of tokens: by id, or as llama.cpp's list of [id, number].",
+        "Added to the scores of tokens: by id, which /tokenize gives, or as llama.cpp's list of [id, number]. "
+        "bad_words_ids bar tokens.",
     ),
     _sampling(
         "allowed_token_ids",
