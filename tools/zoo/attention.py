@@ -1,4 +1,4 @@
-"""An attention of the zoo's own, in torch, with its mistakes; and faulty caches."""
+"""An attention of the zoo's own, in torch, with its mistakes."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache
 
 from tools.zoo.models import Subject
 
@@ -27,11 +26,13 @@ def patch_attention(
     cap: float | None = None,
     rope_v: bool = False,
     kv_head: Sequence[int] | None = None,
+    blocks: int = 0,
     when: Callable[[int, int], bool] = lambda num_q, num_k: True,
 ) -> None:
     """Every layer of the model attends in this way until the stack closes.
 
     order: heads are joined in the wrong order within each of so many ranks; kv_head: the KV head of each query head;
+    blocks: a decode step sees whole blocks of so many slots, the empty ones too;
     when: whether a step of so many queries and keys has the wrong mask.
     """
     source = sys.modules[type(subject.hf.model).__module__]
@@ -76,6 +77,10 @@ def patch_attention(
             seen = torch.ones_like(seen)
         if size is not None:
             seen = seen & (j > i - size)
+        if blocks and num_q == 1:
+            empty = -num_k % blocks
+            key, value = (torch.nn.functional.pad(x, (0, 0, 0, empty)) for x in (key, value))
+            seen = torch.nn.functional.pad(seen, (0, empty), value=True)
         if hidden == "alone":  # a token that sees nothing sees itself
             seen = seen | ((j == i) & ~seen.any(-1, keepdim=True))
         scores = query @ key.transpose(2, 3) * scaling
@@ -98,44 +103,3 @@ def patch_attention(
     original = source.eager_attention_forward
     source.eager_attention_forward = attend
     stack.callback(setattr, source, "eager_attention_forward", original)
-
-
-class FaultyCache(DynamicCache):
-    """A cache that loses or misplaces the keys and values of later steps."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__()
-        self.fault = fault
-        self.first: dict[int, int] = {}
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
-        begin = self.get_seq_length(layer)
-        keys, values = super().update(key, value, layer, *args, **kwargs)
-        self.first.setdefault(layer, key.shape[2])
-        if begin == 0 and self.fault != "slot-late":
-            return keys, values
-        stored = self.layers[layer]
-        new = key.shape[2]
-        match self.fault:
-            case "not-written":
-                keys, values = keys.clone(), values.clone()
-                keys[:, :, begin:] = 0
-                values[:, :, begin:] = 0
-                stored.keys, stored.values = keys, values
-            case "late":
-                keys, values = keys.clone(), values.clone()
-                keys[:, :, begin:] = 0
-                values[:, :, begin:] = 0
-            case "slot-late":
-                keys = torch.cat((torch.zeros_like(keys[:, :, :1]), keys[:, :, :-1]), dim=2)
-                values = torch.cat((torch.zeros_like(values[:, :, :1]), values[:, :, :-1]), dim=2)
-            case "restart" | "frozen":
-                slot = 0 if self.fault == "restart" else self.first[layer]
-                for whole, part in ((keys, key), (values, value)):
-                    whole[:, :, begin:] = 0
-                    whole[:, :, slot : slot + new] = part
-                stored.keys, stored.values = keys, values
-        return keys, values
-
-
-CACHE_FAULTS = ("not-written", "late", "slot-late", "restart", "frozen")

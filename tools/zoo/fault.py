@@ -15,12 +15,16 @@ Fault = Callable[[Subject, ExitStack], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the catalogue: the fault, the settings that a model needs for it, and the part of a run."""
+    """A row of the catalogue: the fault, the settings that a model needs for it, and the part of a run.
+
+    caches: the faults of a cache (tools.zoo.caches), one of which a run has.
+    """
 
     bug: str
     fault: Fault
     draw: Mapping[str, Any]
     part: str = ""
+    caches: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

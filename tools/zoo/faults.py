@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tools.zoo import caches
 from tools.zoo import faults_parts as parts
 from tools.zoo.attention import patch_attention
 from tools.zoo.fault import Fault, Row, layers
@@ -73,12 +74,9 @@ def scale(value: Callable[[float], float]) -> Fault:
     return fault
 
 
-def kv_stale(subject: Subject, stack: ExitStack) -> None:
-    pass  # the runner takes a faulty cache from tools.zoo.attention
-
-
 _WHOLE = {"steps": "whole"}
 _NO_WINDOW = {"changes": {"sliding_window": None, "use_sliding_window": False}}
+_DECODE = {"steps": "decode", **_NO_WINDOW}
 _WINDOW = {"family": "mistral", "changes": {"sliding_window": 7}, "steps": "whole"}
 _BIASED = {"family": "llama", "changes": {"attention_bias": True, "mlp_bias": True}}
 _SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 48}
@@ -114,7 +112,10 @@ ROWS: tuple[Row, ...] = (
     Row("scale-twice", scale(lambda s: s * s), {}),
     Row("softmax-axis", _one_of(_attention(axis=-2), _attention(axis=1)), {}),
     Row("gqa-tile", _attention(tile=True), _GROUPED),
-    Row("kv-stale", kv_stale, {"steps": "decode", **_NO_WINDOW}),
+    Row("mask-empty", _attention(blocks=4), _DECODE),
+    Row("kv-stale", caches.from_the_runner, _DECODE, caches=caches.CACHE_FAULTS),
+    Row("kv-stale", caches.k_of_cache(turned=False), _DECODE, "before RoPE"),
+    Row("kv-dtype", caches.from_the_runner, _DECODE, caches=caches.TYPES),
     Row("heads-order", _attention(order=1), {}),
     Row("rope-pairing", rope_pairing, {}),
     Row("rope-theta", rope_theta, {}),
@@ -123,6 +124,7 @@ ROWS: tuple[Row, ...] = (
     Row("rope-before-bias", rope_before_bias, {"family": "qwen2"}),
     Row("rope-on-v", _attention(rope_v=True), _WHOLE),
     Row("rope-twice", rope_twice, {}),
+    Row("rope-twice", caches.k_of_cache(turned=True), _DECODE, "in the cache"),
     Row("rope-partial", rope_partial, {}),
     Row("qk-norm-missing", qk_norm_missing, {"family": "qwen3"}),
     Row("bias-missing", bias_missing, {}),

@@ -17,7 +17,7 @@ from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
 from karat.quant import CODINGS, FORMATS
-from tools.zoo.attention import CACHE_FAULTS, FaultyCache
+from tools.zoo.caches import FaultyCache
 from tools.zoo.faults import Row
 from tools.zoo.integers import CutInBlockError, reading_integers
 from tools.zoo.models import Subject, draw
@@ -80,8 +80,8 @@ def run_case(
         if not all(row.fault(subject, stack) is not False for row in rows):
             return None
         cache = None
-        if any(row.bug == "kv-stale" for row in rows):
-            cache = FaultyCache(subject.rng.choice(CACHE_FAULTS))
+        if caches := [fault for row in rows for fault in row.caches]:
+            cache = FaultyCache(subject.rng.choice(caches))
         try:
             broken = record(subject.hf, cache=cache)
         except CutInBlockError:

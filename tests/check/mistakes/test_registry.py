@@ -29,6 +29,7 @@ BY_FITS = {
     *((kind, "narrow") for kind in INSIDE),  # karat.check.diagnosis.narrow
     ("linear", "narrow_sum"),
     ("rope", "narrow_turn"),
+    *((kind, "stored_as") for kind in ("scores", "mix")),  # karat.check.diagnosis.parted
     ("embedding", "elements"),
     ("embedding", "from_id"),
     ("embedding", "rows"),
@@ -38,7 +39,7 @@ BY_FITS = {
 }
 # What the tokenizer, the template and a run's own tokens show: nothing is computed wrongly.
 BEFORE_THE_ARITHMETIC = {"bos", "template", "special-tokens", "eos", "token-range", "greedy"}
-BY_FITS_ONLY = {"weight-element", "head-other", "narrow-arithmetic"}
+BY_FITS_ONLY = {"weight-element", "head-other", "narrow-arithmetic", "kv-dtype"}
 
 
 def _all(case: str) -> list[tuple[Variant, Mapping[str, Node]]]:

@@ -215,6 +215,9 @@ class Explainer:
         edits = merged(variants)
         if edits is None:
             return None
+        others = {source for params in edits.values() for source in params.get("inputs", ())} - {*finding.segment}
+        if not all(map(self.replay.is_finite, others)):
+            return None  # NaN of results that follow from this one
         expected = self.replay.run(finding.segment, edits)
         if any(variant.bug == _OVERFLOW for variant in variants):
             is_alone = len(finding.segment) == 1

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.mistakes.cache import TYPES
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.fitted import fits
 from karat.check.mistakes.fitted_cache import caches
@@ -103,8 +104,13 @@ class Parted:
             yield from fits(node, inputs, recorded.values, self.replay.context, wrong)
 
     def caches(self) -> Iterator[Variant]:
-        """Slots of a cache that hold other keys."""
+        """A cache of another type than is stated, and slots of it that hold other keys."""
         node, recorded = self.replay.graph.nodes[self.finding.name], self.replay.recorded[self.finding.name]
+        info = self.replay.trace.info
+        if node.kind in ("scores", "mix") and info.kv_dtype is not None:
+            for dtype in (dtype for dtype in TYPES if dtype != info.kv_dtype):
+                detail = f"{dtype}, and the trace states {info.kv_dtype}"
+                yield Variant("kv-dtype", detail, {node.name: {"stored_as": dtype}})
         if node.kind == "scores" and recorded.present is None:
             q, k = (self.replay.value(source) for source in node.inputs)
             mix = self.replay.graph.by_role[node.layer, "self_attn.attention"].name

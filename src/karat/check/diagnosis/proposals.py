@@ -3,7 +3,7 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.fitted import fits
 from karat.check.mistakes.part import Part, Rows, row_parts
 from karat.check.mistakes.parts import within
+from karat.check.model.graph import Edits
 from karat.check.model.tokens import Misplaced
 from karat.check.replay.finding import LIMIT, Finding
 from karat.check.replay.replay import Replay
@@ -53,6 +54,8 @@ class Proposals:
         parts: list[Variant] = []  # mistakes that change nodes outside too: tried last, as they claim more than is seen
         for variant in (variant for pool in pools for variant in pool):
             edits = {n: params for n, params in variant.edits.items() if n in inside}
+            if not self._is_computable(edits, inside):
+                continue
             if edits and len(edits) < len(variant.edits):
                 parts.append(replace(variant, edits=edits))
             elif edits and (key := (variant.bug, _frozen(edits))) not in seen:
@@ -67,6 +70,15 @@ class Proposals:
         if recorded.present is None:
             inputs = [self._replay.value(source) for source in node.inputs]
             yield from fits(node, inputs, recorded.values, self._replay.context)
+
+    def _is_computable(self, edits: Edits, inside: Container[str]) -> bool:
+        """Whether what the nodes read under these edits is recorded, or computed before them."""
+        order = self._graph.order
+        return all(
+            source not in inside or order[source] < order[name]
+            for name, params in edits.items()
+            for source in params.get("inputs", ())
+        )
 
     def in_rows(self, finding: Finding) -> Iterator[Variant]:
         """Mistakes in the steps or sequences in which a result of several ops is wrong."""

@@ -1,4 +1,4 @@
-"""Ways to get attention wrong: masks, scales, softmax, heads, caches."""
+"""Ways to get attention wrong: masks, scales, softmax, heads."""
 
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
@@ -16,11 +16,9 @@ from karat.check.model.context import Array
 from karat.check.model.evaluate import Op, turned
 from karat.check.model.graph import Node
 from karat.check.model.ops import Joined, Mix, Scores, Softmax, Visible
-from karat.check.model.tokens import CACHE_FAULTS, CacheFault, Misplaced
 from karat.config import RopeConfig
 
 _FLAG = (True,)
-_FAULTS = (*CACHE_FAULTS, Misplaced, tuple)
 
 
 @mistake("scores", of=ops.visible, choices=_FLAG)
@@ -133,16 +131,6 @@ def _tiled(num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
     return np.arange(num_heads) % num_kv_heads
 
 
-@mistake("scores", of=ops.scores, name="cache", choices=_FAULTS)
-def _other_k(scores: Op[Scores], a: Scores, fault: CacheFault) -> Array:
-    return scores(replace(a, sources=a.context.tokens.sources(fault)))
-
-
-@mistake("mix", of=ops.mix, name="cache", choices=_FAULTS)
-def _other_v(mix: Op[Mix], a: Mix, fault: CacheFault) -> Array:
-    return mix(replace(a, sources=a.context.tokens.sources(fault)))
-
-
 @mistake("mix", of=ops.joined, choices=("dim-major", "untransposed"))
 def head_order(joined: Op[Joined], a: Joined, order: str, *, ranks: int = 1) -> Array:
     """[tokens, head_dim, heads], or [heads, tokens, head_dim] of a step flattened as it is ("untransposed").
@@ -250,20 +238,3 @@ def _kv_heads_by_rank(scope: Scope, layer: Layer) -> Iterator[tuple[str, tuple[i
         if found.tolist() not in seen:
             seen.append(found.tolist())
             yield what, tuple(found.tolist())
-
-
-def caches(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    s, a = "self_attn.scores", "self_attn.attention"
-    for fault, detail in CACHE_FAULTS.items():
-        if scope.tokens.num_steps == 1 and not fault.startswith("slot"):
-            continue
-        found: Params = {"cache": fault}
-        yield "kv-stale", detail, {s: found, a: found}
-        yield "kv-stale", f"K only: {detail}", {s: found}
-        yield "kv-stale", f"V only: {detail}", {a: found}
-    if scope.tokens.num_steps > 1:
-        yield (
-            "kv-stale",
-            "a step does not see its own keys",
-            {s: {"late_cache_hidden": True}, "self_attn.weights": {"empty": "zero"}},
-        )

@@ -55,6 +55,10 @@ BUGS: Mapping[str, Bug] = {
         "the sliding window is ignored, off by one, or on the wrong layers",
         "a token sees itself and the window - 1 keys before it, on the layers that config.json names",
     ),
+    "mask-empty": Bug(
+        "slots of the cache that nobody has written are seen",
+        "mask every slot from the length of the sequence on, in the last block too",
+    ),
     "scale-missing": Bug("the softmax scale is missing", "multiply scores by head_dim ** -0.5"),
     "scale-twice": Bug(
         "the softmax scale is applied twice", "multiply scores by head_dim ** -0.5 once, or q, not both"
@@ -69,6 +73,10 @@ BUGS: Mapping[str, Bug] = {
     ),
     "kv-stale": Bug(
         "the KV cache is read or written wrongly", "write K and V of each token to its own slot before attention"
+    ),
+    "kv-dtype": Bug(
+        "the KV cache has another type than the trace states",
+        "store K and V in the type that is meant, or state kv_dtype as it is",
     ),
     "heads-order": Bug(
         "the heads are joined in the wrong order",

@@ -6,7 +6,7 @@ stand between recorded results, and joins mistakes that give the same numbers.
 
 from collections.abc import Iterator, Sequence
 
-from karat.check.mistakes import attention, block, embedding, linear, loading, norm, result, rope
+from karat.check.mistakes import attention, block, cache, embedding, linear, loading, norm, result, rope
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.scope import CAPS, DEGREES, LINEARS, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
@@ -18,7 +18,7 @@ _OF_LAYER = (
     attention.masks,
     attention.scales,
     attention.heads,
-    attention.caches,
+    cache.caches,
     rope.ropes,
     rope.biases,
     norm.qk_norms,

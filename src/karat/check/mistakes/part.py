@@ -13,9 +13,9 @@ from karat.check.model.tokens import Tokens
 
 Mask = NDArray[np.bool_]
 _STEPS: Mapping[str, Callable[[Tokens], Mask]] = {
-    "in decode steps": lambda tokens: ~is_prefill(tokens),
-    "in prefill steps": lambda tokens: is_prefill(tokens),
-    "in later chunks of a prompt": lambda tokens: is_prefill(tokens) & (tokens.step_start > 0),
+    "in decode steps": lambda tokens: ~tokens.is_prefill,
+    "in prefill steps": lambda tokens: tokens.is_prefill,
+    "in later chunks of a prompt": lambda tokens: tokens.is_prefill & (tokens.step_start > 0),
 }
 
 
@@ -57,11 +57,6 @@ class Part:
         """on rank 1 of 2, in decode steps"""
         rank = [] if self.rank is None else ["on rank {} of {}".format(*self.rank)]
         return ", ".join(rank + ([] if self.rows is None else [self.rows.text]))
-
-
-def is_prefill(tokens: Tokens) -> Mask:
-    """[tokens]: whether a token is of a prompt: the first of its sequence, or computed beside others of it."""
-    return (tokens.step_start == 0) | (tokens.step_len > 1)
 
 
 def row_parts(tokens: Tokens) -> Iterator[Rows]:

@@ -76,6 +76,12 @@ class Context:
         other._frequencies = self._frequencies
         return other
 
+    def storing(self, kv_dtype: FloatName) -> "Context":
+        """The same context with another type of the cache."""
+        other = Context(self.weights, self.tokens, self.logit_rows, kv_dtype, self.integers)
+        other.jitter, other.loose, other._frequencies = self.jitter, self.loose, self._frequencies
+        return other
+
     def cached(self, x: Array) -> Array:
         """`x` as the cache gives it back."""
         return x if self.kv_dtype is None else rounded(self._loosened(x), self.kv_dtype).astype(x.dtype, copy=False)

@@ -75,10 +75,10 @@ def turned(x: Array, config: RopeConfig, context: Context, replace: Replace = ri
 
 
 def _scores(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    (q, k), tokens = inputs, context.tokens
+    (q, k, *others), tokens = inputs, context.tokens
     seen = replace(ops.visible)(ops.Visible(tokens.positions, tokens.positions, node.params["window"], tokens))
     kv_head, scale = ops.kv_head_of(q.shape[1], k.shape[1]), dtype.type(node.params["scale"])
-    return replace(ops.scores)(ops.Scores(q, k, kv_head, scale, seen, _sources(tokens), context))
+    return replace(ops.scores)(ops.Scores(q, k, kv_head, scale, seen, _sources(tokens), context, others))
 
 
 def _softmax(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
@@ -86,8 +86,9 @@ def _softmax(node: Node, inputs: Sequence[Array], context: Context, dtype: DType
 
 
 def _mix(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    (weights, v), tokens = inputs, context.tokens
-    heads = replace(ops.mix)(ops.Mix(weights, v, ops.kv_head_of(len(weights), v.shape[1]), _sources(tokens), context))
+    (weights, v, *others), tokens = inputs, context.tokens
+    kv_head = ops.kv_head_of(len(weights), v.shape[1])
+    heads = replace(ops.mix)(ops.Mix(weights, v, kv_head, _sources(tokens), context, others))
     return replace(ops.joined)(ops.Joined(heads, tokens))
 
 

@@ -3,7 +3,7 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,7 @@ class Scores:
     """q [tokens, heads, head_dim]; k [tokens, kv_heads, head_dim]; kv_head [heads]; seen [tokens, context].
 
     sources [tokens, context]: the token whose key a query finds at a position. None: the token of that position.
+    others: what a mistake reads besides.
     """
 
     q: Array
@@ -129,6 +130,7 @@ class Scores:
     seen: NDArray[np.bool_]
     sources: NDArray[np.int64] | None
     context: Context
+    others: Sequence[Array] = ()
 
 
 def scores(a: Scores) -> Array:
@@ -164,13 +166,14 @@ def powers_of(x: Array, axis: int) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mix:
-    """weights [heads, tokens, context]; v [tokens, kv_heads, head_dim]; kv_head and sources as in Scores."""
+    """weights [heads, tokens, context]; v [tokens, kv_heads, head_dim]; kv_head, sources and others as in Scores."""
 
     weights: Array
     v: Array
     kv_head: NDArray[np.int64]
     sources: NDArray[np.int64] | None
     context: Context
+    others: Sequence[Array] = ()
 
 
 def mix(a: Mix) -> Array:

@@ -27,6 +27,9 @@ CACHE_FAULTS: Mapping[str, str] = {
     "slot-early": "K and V are written one slot too early",
     "restart": "every step writes from slot 0 on, over what is there",
     "frozen": "every step after the first writes to the same slots",
+    "decode-lost": "K and V of decoded tokens never reach the cache",
+    "decode-over": "K and V of decoded tokens overwrite those of the prompt's last token",
+    "decode-frozen": "K and V of all decoded tokens are written to the slot behind the prompt",
 }
 
 
@@ -62,7 +65,8 @@ class Foreign:
             return f"position {start}" if self.length == 1 else f"positions {start}-{start + self.length - 1}"
 
         held = "zeros" if self.source is None else f"those of sequence {self.source[0]}, {span(self.source[1])}"
-        return f"{span(self.start)} of sequence {self.sequence} hold {held}, from step {self.step} on"
+        verb = "holds" if self.length == 1 else "hold"
+        return f"{span(self.start)} of sequence {self.sequence} {verb} {held}, from step {self.step} on"
 
 
 CacheFault = str | Misplaced | tuple[Foreign, ...]
@@ -154,6 +158,11 @@ class Tokens:
         return np.arange(self.context) < self.step_end[:, None]
 
     @cached_property
+    def is_prefill(self) -> NDArray[np.bool_]:
+        """[tokens]: whether a token is of a prompt: the first of its sequence, or computed beside others of it."""
+        return (self.step_start == 0) | (self.step_len > 1)
+
+    @cached_property
     def chunks(self) -> list[NDArray[np.int64]]:
         """The tokens of each pair of sequence and step."""
         return [np.flatnonzero(self._chunk == number) for number in np.unique(self._chunk)]
@@ -186,6 +195,8 @@ class Tokens:
         match fault:
             case "not-written":
                 return np.where((right != NOBODY) & late, NOBODY, right)
+            case "decode-lost":
+                return np.where((right != NOBODY) & ~self.is_prefill[right], NOBODY, right)
             case "late":
                 return np.where((position >= start) & (self.steps[:, None] > 0), NOBODY, right)
             case "slot-late":
@@ -224,10 +235,14 @@ class Tokens:
             of_step = np.flatnonzero(self.steps == step)
             for sequence in np.unique(self.sequences[of_step]):
                 tokens = of_step[self.sequences[of_step] == sequence]
+                begin = int(self.positions[tokens[0]])
                 if isinstance(fault, Misplaced):
-                    begin = int(self.positions[tokens[0]]) + fault.by * (step >= fault.step)
-                else:
+                    begin += fault.by * (step >= fault.step)
+                elif not fault.startswith("decode-"):
                     begin = 0 if fault == "restart" else first_len.get(int(sequence), 0)
+                elif not self.is_prefill[tokens[0]]:
+                    behind = int((self.is_prefill & (self.sequences == sequence)).sum())
+                    begin = behind - (fault == "decode-over")
                 end = min(begin + len(tokens), self.context)
                 skipped = max(0, -begin)
                 slots[sequence, begin + skipped : end] = tokens[skipped : end - begin]

@@ -45,12 +45,12 @@ class Accumulation:
                     out = factor * error * norm * np.linalg.norm(x, axis=-1)  # [tokens]
                     return out.reshape(-1, *(1,) * (2 if node.params.get("head_dim") else 1))
                 case "scores":
-                    q, k = inputs
+                    q, k, *_ = inputs
                     error, norm = self._once(node, lambda: self._of_scores(q, k))
                     norm *= abs(float(node.params["scale"]))
                     return factor * error * norm * np.linalg.norm(q, axis=-1).T[..., None]
                 case "mix":
-                    weights, v = inputs
+                    weights, v, *_ = inputs
                     error, norm = self._once(node, lambda: self._of_mix(node, weights, v))
                     largest = np.linalg.norm(weights, axis=-1).max(axis=0)  # [tokens]
                     return factor * error * norm * largest[:, None]

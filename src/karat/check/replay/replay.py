@@ -381,14 +381,15 @@ class Replay:
 
     def _has_finite_inputs(self, names: tuple[str, ...]) -> bool:
         read = {s for n in names for s in self.graph.nodes[n].inputs} - {*names} | {*names[:-1]} & {*self.recorded}
-        for source in read:
-            if source not in self._finite:
-                values = self._input(source)
-                masked = self.graph.nodes[source].kind == "scores"
-                self._finite[source] = bool((np.isfinite(values) | (masked & np.isneginf(values))).all())
-            if not self._finite[source]:
-                return False
-        return True
+        return all(self.is_finite(source) for source in read)
+
+    def is_finite(self, source: str) -> bool:
+        """Whether a result, as a segment reads it, has neither NaN nor infinity, masks aside."""
+        if source not in self._finite:
+            values = self._input(source)
+            masked = self.graph.nodes[source].kind == "scores"
+            self._finite[source] = bool((np.isfinite(values) | (masked & np.isneginf(values))).all())
+        return self._finite[source]
 
 
 def _same(x: Array) -> Array:

@@ -94,7 +94,11 @@ def only_tokens(trace: Trace, tokens: Collection[int]) -> Trace:
 
 
 def padded(parts: Sequence[Array], context: int, empty: float) -> Array:
-    """Scores or weights of several steps [heads, new tokens, keys of the step] as one [heads, tokens, context]."""
+    """Scores or weights of several steps [heads, new tokens, keys of the step] as one [heads, tokens, context].
+
+    Keys behind the last token, which an engine has in the slots of a block, are left out.
+    """
+    cut = [part[:, :, :context] for part in parts]
     return np.concatenate(
-        [np.pad(p, ((0, 0), (0, 0), (0, context - p.shape[2])), constant_values=empty) for p in parts], axis=1
+        [np.pad(p, ((0, 0), (0, 0), (0, context - p.shape[2])), constant_values=empty) for p in cut], axis=1
     )
