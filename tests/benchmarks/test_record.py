@@ -22,7 +22,7 @@ def test_a_result_is_kept_with_commit_and_command(tmp_path: Path, monkeypatch: p
     assert "prefill 4" in as_text(kept)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native extension")
 def test_a_result_of_ranks_is_kept_beside_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "commit", lambda: "0123abc")

@@ -332,6 +332,7 @@ class TestLinks:
 class TestMemory:
     """The largest documents that are read at all, refused in less than 256 MB."""
 
+    @pytest.mark.drawn(3)
     @pytest.mark.parametrize(
         ("pieces", "expected"),
         [

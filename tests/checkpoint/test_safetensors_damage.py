@@ -135,6 +135,7 @@ ABSURD: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("case", ABSURD)
 def test_refusing_takes_less_than_256_mb(tmp_path: Path, case: str) -> None:
     """Nonsense of many kinds, refused in a process of its own."""

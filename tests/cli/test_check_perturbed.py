@@ -114,7 +114,7 @@ def perturb(file: Path, offset: int, dtype: str, num_bytes: int, rng: np.random.
     file.write_bytes(data)
 
 
-@pytest.mark.drawn(1, each=("family", "kind"))
+@pytest.mark.drawn(2, each="kind")
 @pytest.mark.parametrize("kind", ["folder", "plain GGUF", "quantised GGUF"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beside_the_original_one_wrong_weight_is_named(

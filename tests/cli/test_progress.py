@@ -21,6 +21,7 @@ def text(tmp_path: Path) -> str:
     return str(file)
 
 
+@pytest.mark.drawn(1)
 @of_commands
 def test_progress_is_written_over(arguments: list[str], text: str) -> None:
     with PseudoTerminal(*(text if word == "TEXT" else word for word in arguments), NO_COLOR="1") as terminal:
@@ -32,6 +33,7 @@ def test_progress_is_written_over(arguments: list[str], text: str) -> None:
         assert all(part.count(" …") <= 1 for part in shown), f"two lines of progress beside each other: {line!r}"
 
 
+@pytest.mark.drawn(1)
 @of_commands
 def test_who_is_quiet_shows_no_progress(arguments: list[str], text: str) -> None:
     words = (text if word == "TEXT" else word for word in arguments)

@@ -12,11 +12,12 @@ from karat.errors import NumericsError
 from karat.ops.api import HeadGroups
 from karat.ops.executor import CacheSpec, Executor
 from tests.support.conformance import F, batch_of, check, draw, every_executor, exact, seeds, torch
+from tests.support.drawn import examples
 
 
 @every_executor
 @given(data=st.data(), kv_heads=st.integers(1, 3), group=st.integers(1, 4), half=st.integers(1, 8), seed=seeds)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, group: int, half: int, seed: int) -> None:
     """Against scaled_dot_product_attention with an explicit mask; slots that do not count hold NaN.
 

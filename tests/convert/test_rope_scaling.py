@@ -16,6 +16,7 @@ from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.ops.rope_table import inverse_frequencies
 from tests.convert.folders import folder_of
+from tests.support.drawn import examples
 
 SCALINGS = st.fixed_dictionaries(
     {
@@ -48,7 +49,7 @@ def frequencies(rope: dict[str, Any], head_dim: int) -> tuple[Any, Any]:
     return inverse_frequencies(config.rope, head_dim), inverse_frequencies(back.rope, head_dim)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     scaling=SCALINGS,
     higher=HIGHER,

@@ -65,6 +65,7 @@ def on_card(pattern: str) -> float:
     return float(found.group(1))
 
 
+@pytest.mark.long
 def test_held_out_perplexity_is_the_cards(llm: LLM, data_dir: Path) -> None:
     """Within 1 % of the figure on the model card, by the card's definition, computed by Karat."""
     from training.data import END_OF_TEXT, load_documents, split

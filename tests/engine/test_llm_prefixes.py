@@ -76,6 +76,7 @@ def same(executor: str) -> Callable[[NDArray[np.floating], NDArray[np.floating]]
     return lambda one, other: bool(np.abs(one - other).max() < 1e-10)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_generations_shared_and_not_preempted_and_not(folder: Path, executor: str, rows: Rows) -> None:
     plain = load(folder, executor, enable_prefix_caching=False)

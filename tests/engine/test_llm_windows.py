@@ -81,6 +81,7 @@ def answers(outputs: list[RequestOutput]) -> list[Any]:
     return [(tuple(choice.token_ids), choice.logprobs) for output in outputs for choice in output.outputs]
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_answers_are_those_of_a_cache_that_keeps_all(
     folder: Path, executor: str, variant: str, expected: list[Any]

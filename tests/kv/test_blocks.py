@@ -15,6 +15,7 @@ from karat.errors import CapacityError
 from karat.kv.blocks import BlockPool, Chain
 from karat.kv.prefix import PrefixNode
 from karat.kv.sizes import GroupSize, check_fits
+from tests.support.drawn import examples
 
 GROUPS = st.lists(st.builds(GroupSize, st.integers(1, 12), st.none() | st.integers(1, 7)), min_size=1, max_size=3)
 
@@ -196,7 +197,7 @@ def longest(pool: BlockPool, path: Sequence[PrefixNode]) -> int:
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def test_slots_follow_the_block_table() -> None:

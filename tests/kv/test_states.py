@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from karat.kv.states import StateSlots
+from tests.support.drawn import examples
 
 Text = tuple[int, ...]  # the tokens after which a state is; as an identity of blocks too
 
@@ -92,7 +93,7 @@ class StatesMachine(RuleBasedStateMachine):
 
 
 TestStates = StatesMachine.TestCase
-TestStates.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestStates.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
 
 
 def states(max_num_seqs: int = 2, num_snapshots: int = 2) -> StateSlots:

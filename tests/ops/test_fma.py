@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from karat.ops.fma import fma
+from tests.support.drawn import examples
 from tests.support.exact import nearest_float32
 from tests.support.fma import fma as emulated
 
@@ -14,7 +15,7 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 TINY = 2.0**-149
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(a=FLOATS, b=FLOATS, c=FLOATS)
 @example(1 + 2.0**-23, 1 + 2.0**-23, 2.0**-24 + 2.0**-47)
 @example(2.0**23 + 1, 1.5, 2.0**-30)  # halfway, and a little: two roundings would go to even

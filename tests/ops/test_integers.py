@@ -1,6 +1,5 @@
 """Numeric contract 5's definition, against exact rational numbers that are rounded where the contract rounds."""
 
-import os
 from fractions import Fraction
 
 import numpy as np
@@ -14,6 +13,7 @@ from karat.ops.integers import WIDTHS, CodedMatrix, coded, digits_of, linear, qu
 from karat.ops.leaves import leaf_ends
 from karat.quant import CODINGS
 from tests.support.activations import KINDS, block_of
+from tests.support.drawn import examples
 from tests.support.exact import nearest_float32
 from tests.support.integer_digests import NAMES, activations, digest, matrix, stated
 from tests.support.weights import random_blocks
@@ -43,7 +43,7 @@ def exact_block(block: F32, width: integers.Width) -> tuple[list[int], float]:
 
 
 @pytest.mark.parametrize("width", CONTRACT, ids=NAMES)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4), seed=SEEDS)
 def test_activations_are_as_fractions_say(width: integers.Width, kinds: list[str], seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -66,7 +66,7 @@ def test_the_power_of_two_changes_where_the_rounded_maximum_no_longer_fits(near:
 
 
 @pytest.mark.parametrize("width", [WIDTHS["int8"], WIDTHS["int24"]], ids=["int8", "int24"])
-@settings(max_examples=2000 if "KARAT_LONG" in os.environ else 500)
+@settings(max_examples=examples(2000))
 @given(
     st.floats(2.0**-70, 2.0**110, width=32).flatmap(
         lambda largest: st.tuples(st.just(largest), st.floats(-largest, largest, width=32))

@@ -25,6 +25,7 @@ from karat.errors import ExecutorError
 from karat.ops import native
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 from karat.ops.reference import ReferenceOps
+from tests.support.drawn import examples
 from tests.support.fma import fma
 
 if unavailable_reason():
@@ -137,7 +138,7 @@ def test_the_emulated_fma_is_exact(triples: list[tuple[float, float, float]]) ->
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("any_bits", [False, True])
 def test_every_build_has_the_bits_of_the_contract(isa: str, any_bits: bool) -> None:
-    @settings(max_examples=150)
+    @settings(max_examples=examples(150))
     @given(problems(any_bits=any_bits))
     def check(problem: tuple[F32, F32, float]) -> None:
         np.testing.assert_array_equal(bits(run(isa, problem)), bits(contract(*problem)))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from karat.ops import rows
 from karat.ops.native import unavailable_reason
+from tests.support.drawn import examples
 
 with_extension = pytest.mark.skipif(unavailable_reason() is not None, reason="there is no extension to compare with")
 
@@ -39,7 +40,7 @@ def without_extension(function: str, *args: object) -> object:
 
 @with_extension
 @given(row=ROWS, data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_both_give_the_same_bits(row: NDArray[np.float32], data: st.DataObject) -> None:
     num = data.draw(st.integers(1, len(row)))
     temperature = data.draw(st.sampled_from([1.0, 0.6, 1e-300, 1e4, 3.0]))

@@ -27,6 +27,7 @@ from karat.receipts.making import receipt_of
 from karat.receipts.receipt import schema, sealed
 from karat.request import Request
 from tests.engine.tiny import CHATML, IM_END, PROMPTS, SAMPLED, write_model
+from tests.support.drawn import examples
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = {"hidden_size": 72, "num_attention_heads": 12, "num_key_value_heads": 6, "intermediate_size": 64}
@@ -315,7 +316,7 @@ def test_what_is_no_receipt_is_refused(text: bytes, tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_has_receipts_in_any_form_of_json(receipt: Receipt, tmp_path: Path, data: st.DataObject) -> None:
     one = members(receipt)
     wanted = 0

@@ -31,6 +31,7 @@ from karat.server.fields import (
     fields_of,
 )
 from tests.server.conftest import Running, serving
+from tests.support.drawn import examples
 from tests.support.seed import SEED
 
 
@@ -91,7 +92,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_body_of_json_is_a_500(server: Running, data: st.DataObject) -> None:
     route = data.draw(st.sampled_from(sorted(NEEDED)))
@@ -106,7 +107,7 @@ def test_no_body_of_json_is_a_500(server: Running, data: st.DataObject) -> None:
         assert answer.json["error"].keys() == names
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     message=st.dictionaries(
         st.sampled_from(["role", "content", "name", "tool_calls"]) | st.text(max_size=5), JSON_VALUES

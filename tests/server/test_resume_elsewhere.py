@@ -31,6 +31,7 @@ def undisturbed(replica: Running, request: dict[str, Any]) -> str:
     return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
 def test_a_killed_stream_goes_on_elsewhere(number: int, replicas: list[Running], capsys: Any) -> None:
     request = {**REQUESTS[number], "max_tokens": 900, "ignore_eos": True}

@@ -50,11 +50,13 @@ def asked(server: Running, route: str, mode: str) -> list[tuple[Any, int]]:
     return answers
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("route", ROUTES)
 def test_what_the_document_allows_is_no_bug(server: Running, route: str) -> None:
     assert asked(server, route, "positive")
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("route", ROUTES)
 def test_what_the_document_forbids_is_refused(server: Running, route: str) -> None:
     answers = asked(server, route, "negative")

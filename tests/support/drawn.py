@@ -1,7 +1,8 @@
 """What `make test` does of a table whose cases overlap: a part, drawn by the run's seed. `make test-long` does all.
 
 `@pytest.mark.drawn(4)` leaves four cases of a parametrised test, `@pytest.mark.drawn(1, each=("family", "stored"))`
-as many as it takes for each value of these parameters to be there. `some` draws from what a test goes through itself.
+as many as it takes for each value of these parameters to be there. `some` draws from what a test goes through itself,
+and `examples` says of how many examples of hypothesis.
 """
 
 import os
@@ -15,6 +16,11 @@ import pytest
 from tests.support.seed import SEED
 
 Case = TypeVar("Case")
+
+
+def examples(number: int) -> int:
+    """`number` in a long run, else a third: for tests that need more than the profile of tests/conftest.py draws."""
+    return number if "KARAT_LONG" in os.environ else max(1, number // 3)
 
 
 def some(cases: Iterable[Case], number: int, of: str) -> list[Case]:

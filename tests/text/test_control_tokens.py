@@ -12,6 +12,7 @@ from karat.errors import RequestError, TemplateError
 from karat.text import Tokenizer, control_tokens
 from karat.text.control_tokens import ControlTokens
 from karat.text.tokenizer_files import read_tokenizer_files
+from tests.support.drawn import examples
 from tests.text.conversations import assistant, system, user
 
 CHATML = (
@@ -48,7 +49,7 @@ PIECES = st.sampled_from(
 CONTENTS = st.lists(PIECES, max_size=6).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(messages=st.lists(st.builds(user, CONTENTS) | st.builds(assistant, CONTENTS), min_size=1, max_size=3))
 def test_ids_are_those_of_transformers(pair: tuple[Tokenizer, Any, str], messages: list[dict[str, Any]]) -> None:
     ours, theirs, _ = pair
@@ -151,7 +152,7 @@ SNIPPETS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(texts=st.lists(SNIPPETS, max_size=12), max_scanned=st.integers(1, 12))
 def test_a_search_in_pieces_finds_what_one_search_finds(texts: list[str], max_scanned: int) -> None:
     control, text = ControlTokens(["<|im_end|>", "<x>", "<x><x>"]), "".join(texts)

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from karat.text import IncrementalDetokenizer, Tokenizer
 from karat.text.tokenizer_files import TokenizerFiles
+from tests.support.drawn import examples
 
 # Byte-level BPE, and SentencePiece with byte fallback: both can write every byte.
 COMPLETE = {"byte level": "checkpoint", "byte fallback": "stories260k"}
@@ -41,7 +42,7 @@ def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
     return [of_bytes[data[i : i + 1]] for i in range(len(data))]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data(), skip=st.booleans())
 def test_random_ids_add_up(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
     # Ids beyond the vocabulary too: an embedding may have rows without a token.
@@ -49,7 +50,7 @@ def test_random_ids_add_up(tokenizer: Tokenizer, data: st.DataObject, skip: bool
     assert "".join(stream(tokenizer, ids, skip=skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_text_arrives_whole_and_early(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -60,7 +61,7 @@ def test_text_arrives_whole_and_early(tokenizer: Tokenizer, text: str) -> None:
         assert tokenizer.fallback_byte(ids[-1]) is not None if pieces[-1] else True
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.binary(max_size=24))
 def test_random_bytes_add_up(complete: Tokenizer, data: bytes) -> None:
     ids = byte_ids(complete, data)
@@ -97,7 +98,7 @@ def test_sentencepiece_space_is_kept_after_a_prompt_only(data_dir: Path) -> None
     assert "".join(stream(tokenizer, ids, prompt=[1], skip=False)) == " there was"
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(prompt=st.text(max_size=8), rest=st.text(min_size=1, max_size=8))
 def test_a_prompt_and_its_stream_add_up(tokenizer: Tokenizer, prompt: str, rest: str) -> None:
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
@@ -155,7 +156,7 @@ def small_tokenizer(decoder: object) -> Tokenizer:
 
 
 @pytest.mark.parametrize("decoder", OTHER_DECODERS.values(), ids=OTHER_DECODERS)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(ids=st.lists(st.integers(0, 15), max_size=10), skip=st.booleans())
 def test_other_decoders_add_up(decoder: object, ids: list[int], skip: bool) -> None:
     tokenizer = small_tokenizer(decoder)

@@ -13,6 +13,7 @@ from karat.errors import CapacityError, RequestError, TemplateError
 from karat.text import Tokenizer
 from karat.text.token_length import MAX_SHRINKING, MAX_UNMEASURED_CHARS, MAX_UNMEASURED_MESSAGES, max_token_chars
 from karat.text.tokenizer import MAX_LOCKED_CHARS
+from tests.support.drawn import examples
 
 ALPHABET = "".join(sorted(pre_tokenizers.ByteLevel.alphabet()))
 TEXT = st.text(st.sampled_from(" \n\ta1\u03b1\u0313\u0300\u0345\u1100\u1161\u11a8é☃"), max_size=60) | st.text(
@@ -61,7 +62,7 @@ UNBOUNDED = {
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(text=TEXT)
 def test_no_text_has_fewer_tokens(name: str, text: str) -> None:
     backend, longest = BOUNDED[name]

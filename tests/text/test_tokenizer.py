@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from karat.errors import RequestError, TemplateError, TokenizerError
 from karat.text import Tokenizer
+from tests.support.drawn import examples
 from tests.text.conversations import TURN, WEATHER, system, user
 
 FOLDERS = ["stories260k", "checkpoint", "tokenizers/torchtitan_tiny"]
@@ -38,7 +39,7 @@ def tokenizer(request: pytest.FixtureRequest, data_dir: Path) -> Tokenizer:
     return Tokenizer.from_folder(data_dir / request.param)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(text=TEXT | st.lists(SPELLED, max_size=8).map("".join), add=st.booleans(), skip=st.booleans())
 def test_ids_and_text_are_those_of_transformers(pair: Pair, text: str, add: bool, skip: bool) -> None:
     ids = pair.ours.encode(text, add_special_tokens=add)
@@ -46,7 +47,7 @@ def test_ids_and_text_are_those_of_transformers(pair: Pair, text: str, add: bool
     assert pair.ours.decode(ids, skip_special_tokens=skip) == pair.theirs.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.data(), skip=st.booleans())
 def test_text_of_random_ids_is_that_of_transformers(pair: Pair, data: st.DataObject, skip: bool) -> None:
     ids = data.draw(st.lists(st.integers(0, pair.ours.vocab_size - 1), max_size=20))
@@ -82,7 +83,7 @@ def special_tokens_of(tokenizer: Tokenizer) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(tokenizer.id_to_token(i)) for i in tokenizer.special_ids))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(text=TEXT)
 def test_round_trip(data_dir: Path, text: str) -> None:
     for folder in ("checkpoint", "stories260k"):
@@ -93,7 +94,7 @@ def test_round_trip(data_dir: Path, text: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == expected
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data(), pieces=st.lists(TEXT, max_size=5))
 def test_special_tokens_in_a_text(tokenizer: Tokenizer, data: st.DataObject, pieces: list[str]) -> None:
     """Each that is spelled becomes its id, in order; decoding skips it, or gives it back."""

@@ -16,6 +16,7 @@ from karat.check.model.graph import Node
 from karat.check.model.tokens import Tokens
 from karat.check.trace.format import TraceInfo
 from karat.config import RopeConfig, RopeType
+from tests.support.drawn import examples
 
 HEAD_DIM = 32
 F64 = np.dtype(np.float64)
@@ -46,7 +47,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @given(turning, st.integers(-8000, 8000).filter(bool), seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_shift_of_positions_is_found_however_often_and_which_way_a_head_is_turned(
     beside: dict[str, int], shift: int, seed: int
 ) -> None:
@@ -54,7 +55,7 @@ def test_a_shift_of_positions_is_found_however_often_and_which_way_a_head_is_tur
 
 
 @given(turning, st.sampled_from([500.0, 1000.0, 50_000.0, 500_000.0, 1_000_000.0]), seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_base_is_found_however_often_and_which_way_a_head_is_turned(
     beside: dict[str, int], theta: float, seed: int
 ) -> None:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from karat.check.model.checked import open_model
 from karat.check.session import agreement
 from karat.check.session.session import CheckPlan, CheckSession
+from tests.support.drawn import examples
 
 BAD = (np.nan, np.inf, -np.inf)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(seed=st.integers(0, 2**31), bad=st.sampled_from(BAD), side=st.sampled_from(["ours", "theirs", "both"]))
 def test_what_is_not_finite_is_never_equal(seed: int, bad: float, side: str) -> None:
     rng = np.random.default_rng(seed)

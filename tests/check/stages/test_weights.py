@@ -12,11 +12,12 @@ from karat.check.model.checked import open_model
 from karat.check.stages.weights import _num_not_finite, check_weights
 from karat.checkpoint.weights import PLAIN_BYTES, Weight
 from karat.quant import FORMATS
+from tests.support.drawn import examples
 
 F32 = np.dtype(np.float32)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(dtype=st.sampled_from([*PLAIN_BYTES, "Q8_0", "Q4_K"]), seed=st.integers(0, 2**31))
 def test_what_is_not_finite_is_counted(dtype: str, seed: int) -> None:
     """Random bits, in which every kind of NaN and infinity comes up, against widening them."""

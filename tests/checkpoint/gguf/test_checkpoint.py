@@ -45,6 +45,7 @@ from tests.checkpoint.gguf.builders import (
     write_model,
 )
 from tests.support.calls import count_calls
+from tests.support.drawn import examples
 
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 F32_TYPE = np.dtype(np.float32)
@@ -327,7 +328,7 @@ class TestKeys:
 class TestRopeKeys:
     """Defaults are the format's, as llama.cpp has them: its type is linear, its factor 0, and 0 is none."""
 
-    @settings(REWRITTEN, max_examples=200)
+    @settings(REWRITTEN, max_examples=examples(200))
     @given(
         kind=st.sampled_from([None, "none", "linear", "yarn"]),
         factor=st.sampled_from([None, 0.0, 1.0, 2.5, 8.0]),

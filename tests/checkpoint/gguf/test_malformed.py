@@ -48,6 +48,7 @@ from tests.checkpoint.gguf.builders import (
     text,
     tiny,
 )
+from tests.support.drawn import examples
 
 TINY = tiny()
 HUGE = (1 << 64) - 1
@@ -280,7 +281,9 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
         refused(path, TINY[:length])
 
 
-REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+REWRITTEN = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(300)
+)
 
 
 class TestFlips:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from karat.outputs import RequestOutput
 from karat.text import Tokenizer
 from tests.engine.fakes import BYTES, END, OTHER_END, drive, make_engine, piece_tokenizer, request, run, says
+from tests.support.drawn import examples
 
 
 def text_of(output: RequestOutput) -> tuple[str, str | None, object]:
@@ -159,7 +160,7 @@ def test_stop_strings_count_after_min_tokens() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_streamed_text_is_the_whole_text(data: st.DataObject) -> None:
     """Chunks joined are the output, nothing that went out is taken back, and text is cut exactly before the stop."""
     token_ids = data.draw(st.lists(st.integers(0, 15), max_size=12))

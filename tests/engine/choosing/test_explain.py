@@ -22,6 +22,7 @@ from karat.engine.choosing.explain import NUM_ALTERNATIVES, explained
 from karat.engine.choosing.sampler import choose, uniform
 from tests.engine.fakes import END, alone, make_engine, request, run
 from tests.engine.tiny import write_model
+from tests.support.drawn import examples
 
 VOCAB = 30
 # Equal, or so far apart that no rounding decides which of two is larger.
@@ -168,7 +169,7 @@ def by_hand(
 
 
 @given(LOGITS, PARAMS, TOKENS, st.integers(0, 8), MASK, st.booleans(), st.integers(0, 2**40), st.integers(0, 3))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 def test_every_number_follows_from_the_logits(
     logits: list[float],
     params: SamplingParams,

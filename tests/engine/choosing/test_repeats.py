@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat.engine.choosing.repeats import NO_BREAKERS, Breakers, completing, dry, matched
+from tests.support.drawn import examples
 
 # Few tokens, so that repetitions are common; halves of `stop` and `ab` lie in several.
 PIECES = [b"a", b"b", b"ab", b"xab", b"s", b"to", b"st", b"op!", b"p", b"\n", b"c\nd", b""]
@@ -78,7 +79,7 @@ def test_lengths_are_those_that_counting_finds(tokens: list[int], limit: int) ->
     st.sampled_from([-1, 1, 2, 7, 30]),
     TEXTS,
 )
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 def test_dry_is_its_definition(
     tokens: list[int], multiplier: float, base: float, allowed: int, last_n: int, texts: list[str]
 ) -> None:

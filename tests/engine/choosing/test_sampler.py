@@ -17,6 +17,7 @@ from karat.engine.choosing.bad_words import Words
 from karat.engine.choosing.explain import explained
 from karat.errors import NumericsError, RequestError
 from karat.request import SamplingParams
+from tests.support.drawn import examples
 
 VOCAB = 12
 
@@ -103,7 +104,7 @@ def oracle_probabilities(scores: list[float], params: SamplingParams) -> dict[in
 
 
 @given(LOGITS, PARAMS, TOKENS, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_scores_and_candidates_are_those_of_the_oracle(
     logits: list[float], params: SamplingParams, token_ids: list[int], data: st.DataObject
 ) -> None:
@@ -125,7 +126,7 @@ def test_scores_and_candidates_are_those_of_the_oracle(
 
 
 @given(LOGITS, PARAMS, TOKENS, st.integers(0, 2**63 - 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_a_draw_is_the_inverse_of_the_distribution(
     logits: list[float], params: SamplingParams, token_ids: list[int], seed: int
 ) -> None:
@@ -386,7 +387,7 @@ def test_xtc_acts_as_often_as_asked_and_disturbs_no_draw() -> None:
 
 
 @given(LOGITS, PARAMS, FORMS, TOKENS, st.integers(0, 2**40))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_a_form_of_few_or_of_many_tokens_draws_alike(
     logits: list[float], params: SamplingParams, form: list[bool], token_ids: list[int], seed: int
 ) -> None:
@@ -495,7 +496,7 @@ EXTREME_ROWS = st.lists(st.sampled_from([-3e38, -700.0, -30.0, 0.0, 1.0, 30.0, 3
 
 
 @given(EXTREME_ROWS, EXTREME, st.integers(1, 200), st.integers(0, 2**63 - 1), st.booleans())
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @pytest.mark.filterwarnings("error")
 def test_extreme_values_draw_a_token_of_some_weight_or_say_why(
     logits: list[float], params: SamplingParams, num_tokens: int, seed: int, few: bool

@@ -15,6 +15,7 @@ from karat.errors import CapacityError, KaratError, RequestError
 from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, SamplingParams
 from tests.engine.fakes import BYTES, drive, make_config, make_engine
 from tests.engine.tiny import IM_END
+from tests.support.drawn import examples
 from tests.support.seed import SEED
 
 CONFIG = make_config()
@@ -63,7 +64,7 @@ def is_refused(request: Request, error: type[KaratError], words: str) -> None:
 
 
 @seed(SEED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(requests())
 def test_what_is_admitted_ends_within_its_tokens(request: Request) -> None:
     most = ADMISSION.check_limits(request)
@@ -78,7 +79,7 @@ def test_what_is_admitted_ends_within_its_tokens(request: Request) -> None:
 
 
 @seed(SEED)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(requests(), NO_TOKEN_IDS, st.data())
 def test_what_is_no_token_id_is_refused_wherever_it_is(request: Request, wrong: Any, data: st.DataObject) -> None:
     ids = request.prompt_token_ids

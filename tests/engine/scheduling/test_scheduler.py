@@ -16,6 +16,7 @@ from karat.engine.scheduling.step_budget import UNBOUNDED, StepBudget
 from karat.errors import CapacityError
 from karat.kv.sizes import GroupSize
 from tests.engine.schedules import compute, make, sequence, sizes
+from tests.support.drawn import examples
 
 
 @dataclass
@@ -125,7 +126,7 @@ def check_context(scheduler: Scheduler, chunk: Chunk, slots: dict[Place, tuple[i
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_random_traffic(seed: int, share_prefixes: bool, with_priorities: bool, with_windows: bool) -> None:
     Traffic(seed, share_prefixes, with_priorities, with_windows).run()
 

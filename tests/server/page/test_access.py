@@ -40,6 +40,7 @@ def wider(page: Page) -> list[str]:
     return found
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing_serious(opened: Callable[..., Any], server: Running, theme: str) -> None:
     with opened(server, color_scheme=theme, reduced_motion="reduce") as page:

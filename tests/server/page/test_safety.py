@@ -64,36 +64,36 @@ def test_markdown_becomes_nodes(page: Page) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "*a " * 30000,
-        "`" * 60000,
-        "[" * 60000,
-        "> " * 20000 + "x",
-        "- " * 20000,
-        "**_" * 20000,
-        "a|b\n" * 20000,
-        "*a **b " * 9000,
-        "- x\n" * 20000,
-        "#" * 60000,
-        "|-" * 30000 + "\n" + "|-" * 30000,
-        "`a ``b " * 9000,
-        " " * 60000,
-    ],
-    ids=lambda text: text[:8],
-)
-def test_hostile_markdown_takes_no_time(page: Page, text: str) -> None:
+LONG = [
+    "*a " * 30000,
+    "`" * 60000,
+    "[" * 60000,
+    "> " * 20000 + "x",
+    "- " * 20000,
+    "**_" * 20000,
+    "a|b\n" * 20000,
+    "*a **b " * 9000,
+    "- x\n" * 20000,
+    "#" * 60000,
+    "|-" * 30000 + "\n" + "|-" * 30000,
+    "`a ``b " * 9000,
+    " " * 60000,
+]
+
+
+def test_hostile_markdown_takes_no_time(page: Page) -> None:
     took_ms = page.tab.evaluate(
-        """async (text) => {
+        """async (texts) => {
             const { renderInto } = await import("/page/markdown.js");
-            const begun = performance.now();
-            renderInto(document.createElement("div"), text);
-            return performance.now() - begun;
+            return texts.map((text) => {
+                const begun = performance.now();
+                renderInto(document.createElement("div"), text);
+                return performance.now() - begun;
+            });
         }""",
-        text,
+        LONG,
     )
-    assert took_ms < 5000
+    assert max(took_ms) < 5000, [(text[:8], ms) for text, ms in zip(LONG, took_ms, strict=True)]
 
 
 def test_a_wrong_key_then_the_right_one(opened: Callable[..., Any]) -> None:

@@ -63,6 +63,7 @@ PLACES = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("where", PLACES)
 def test_a_branch_in_an_answer_that_reasons_and_calls(
     opened: Callable[..., Any], scripted: Running, where: str
