@@ -8,8 +8,9 @@ attention.
 import inspect
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from karat.check.record.executors import Steps
+from karat.check.record.hf_files import HfFiles
 from karat.check.trace.format import MASKED, Array, Trace, make_info
 from karat.check.trace.selection import EVERYTHING, Selection, padded
 from karat.config import FloatName
@@ -43,7 +45,8 @@ _LAYER_INPUTS = {
 def load_hf(path: str, dtype: FloatName | None = None) -> Any:
     """A transformers model with eager attention, in `dtype` (float32 by default). Never runs code from the folder.
 
-    Of a folder with several models in it, the text model.
+    Of a folder with several models in it, the text model. CheckpointError where the files lack a tensor, which
+    transformers would draw at random; those that they join to one are its rows.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
@@ -52,10 +55,24 @@ def load_hf(path: str, dtype: FloatName | None = None) -> Any:
     wanted = {name: kind for kind, name in _DTYPES.items()}[dtype or "float32"]
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     kind = AutoModelForCausalLM if config.get_text_config() is config else AutoModelForImageTextToText
-    model = kind.from_pretrained(
-        path, dtype=wanted, attn_implementation="eager", trust_remote_code=False, local_files_only=True
-    ).eval()
+    model, loaded = kind.from_pretrained(
+        path,
+        dtype=wanted,
+        attn_implementation="eager",
+        trust_remote_code=False,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    if missing := loaded["missing_keys"]:
+        _fill(model, missing, Path(path))
+    model.eval()
     return model if kind is AutoModelForCausalLM else text_part(model)
+
+
+def _fill(model: Any, names: Collection[str], folder: Path) -> None:
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    files = HfFiles(folder, shapes)
+    model.load_state_dict({name: files.tensor(name) for name in names}, strict=False)
 
 
 def text_part(model: Any) -> Any:

@@ -1,64 +1,20 @@
 """A transformers model run a layer at a time: its own forward, with the weights of a module read just before it runs.
 
-Files are read by the safetensors library, not by Karat's reader. The two sides share only the code that compares them.
+Files are read by the safetensors library, not by Karat's reader (karat.check.record.hf_files). The two sides share the
+code that compares them, and which rows of a tensor that files join are which (karat.checkpoint.joins).
 """
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from karat.check.record.hf import Recorder
+from karat.check.record.hf_files import HfFiles
 from karat.check.trace.format import Array
 from karat.check.trace.selection import EVERYTHING
-from karat.errors import CheckpointError
-
-INDEX = "model.safetensors.index.json"
-
-
-class HfFiles:
-    """The tensors of a model folder, as the safetensors library reads them.
-
-    Those of the text model in a folder with several models have the names that a text model's have.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        index = folder / INDEX
-        if index.exists():
-            names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            # A file name must not lead out of the folder; Karat's own reader has refused such an index already.
-            files = {name: folder / Path(file).name for name, file in names.items()}
-        else:
-            with safe_open(folder / "model.safetensors", "pt") as file:
-                files = dict.fromkeys(file.keys(), folder / "model.safetensors")
-        self._files = {
-            name.removeprefix("language_model.").replace("model.language_model.", "model.", 1): (file, name)
-            for name, file in files.items()
-        }
-        self.names = tuple(self._files)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """The stored tensor; CheckpointError if no file has it."""
-        if name not in self._files:
-            joined = any(".qkv_proj." in stored or ".gate_up_proj." in stored for stored in self._files)
-            advice = (
-                "; they join tensors (qkv_proj, gate_up_proj), which Karat reads and transformers' model of this type "
-                "does not: check it with --against reference"
-            )
-            raise CheckpointError(
-                f"{name}: transformers' model needs it, and the files do not have it{advice if joined else ''}"
-            )
-        path, stored = self._files[name]
-        with safe_open(path, "pt") as file:
-            return file.get_tensor(stored)
-
-    def stored_bytes(self, name: str) -> Any:
-        """The bytes of the tensor, a flat uint8 array."""
-        return self.tensor(name).contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def run_layerwise(
@@ -77,7 +33,8 @@ def run_layerwise(
         ).eval()
     base = model.model
     base.rotary_emb = type(base.rotary_emb)(model.config)  # frequencies are computed, not loaded
-    files, recorder = HfFiles(folder), Recorder(EVERYTHING)
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    files, recorder = HfFiles(folder, shapes), Recorder(EVERYTHING)
     total = recorder.end = len(ids)
 
     def load(module: Any, prefix: str) -> None:

@@ -33,11 +33,11 @@ def load_transformers(path: Path) -> Any:
     return load_hf(str(path))
 
 
-def hf_files(folder: Path) -> Any:
-    """The tensors of a folder, as the safetensors library reads them (karat.check.record.hf_layerwise.HfFiles)."""
-    from karat.check.record.hf_layerwise import HfFiles
+def hf_files(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Any:
+    """The tensors of a folder, as the safetensors library reads them (karat.check.record.hf_files.HfFiles)."""
+    from karat.check.record.hf_files import HfFiles
 
-    return HfFiles(folder)
+    return HfFiles(folder, shapes)
 
 
 def hf_layerwise(

@@ -47,7 +47,8 @@ def check_weights(model: CheckedModel, *, with_hf: bool, original: CheckedModel 
     faults: list[str] = []
     remarks: list[str] = []  # odd, but a model may be made so
     num_parameters = 0
-    files = agreement.hf_files(model.path) if with_hf else None
+    shapes = {weight.name: weight.shape for weight in model.stored.values()}
+    files = agreement.hf_files(model.path, shapes) if with_hf else None
     seen: dict[bytes, Weight] = {}
     for name, weight in model.stored.items():
         num_parameters += int(np.prod(weight.shape))

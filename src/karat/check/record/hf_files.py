@@ -1,0 +1,60 @@
+"""The tensors of a model folder, as the safetensors library reads them for transformers' models."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from karat.checkpoint.joins import joins_of
+from karat.checkpoint.weights import WeightSpec
+from karat.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+
+
+class HfFiles:
+    """The tensors of a model folder, as the safetensors library reads them.
+
+    Those of the text model in a folder with several models have the names that a text model's have. `shapes` are those
+    that a model needs, by name: what the files join to one tensor is its rows (karat.checkpoint.joins).
+    """
+
+    def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]] = {}) -> None:
+        index = folder / INDEX
+        if index.exists():
+            names: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            # A file name must not lead out of the folder; Karat's own reader has refused such an index already.
+            files = {name: folder / Path(file).name for name, file in names.items()}
+        else:
+            with safe_open(folder / "model.safetensors", "pt") as file:
+                files = dict.fromkeys(file.keys(), folder / "model.safetensors")
+        self._files = {
+            name.removeprefix("language_model.").replace("model.language_model.", "model.", 1): (file, name)
+            for name, file in files.items()
+        }
+        self.names = tuple(self._files)
+        self._parts: dict[str, tuple[str, int, int]] = {}  # of a joined tensor: its name, and its rows
+        for join in joins_of([WeightSpec(name, shape) for name, shape in shapes.items()], self.names):
+            stop = 0
+            for part in join.parts:
+                start, stop = stop, stop + part.shape[0]
+                self._parts[part.source] = join.spec.source, start, stop
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The stored tensor; CheckpointError if no file has it."""
+        if name in self._parts:
+            whole, start, stop = self._parts[name]
+            rows = self.tensor(whole)
+            return (rows.flatten(0, 1) if rows.ndim == 3 else rows)[start:stop]  # matrices, one after the other
+        if name not in self._files:
+            raise CheckpointError(f"{name}: transformers' model needs it, and the files do not have it")
+        path, stored = self._files[name]
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(stored)
+
+    def stored_bytes(self, name: str) -> Any:
+        """The bytes of the tensor, a flat uint8 array."""
+        return self.tensor(name).contiguous().reshape(-1).view(torch.uint8).numpy()
