@@ -102,6 +102,20 @@ def _fields(info: Any) -> dict[str, Any]:
     return {name: getattr(info, name) for name in info.__dataclass_fields__}
 
 
+def test_a_rank_with_one_kv_head_reads_its_part_as_columns() -> None:
+    subject = _subject("columns")
+    heads = [slice(8 * head, 8 * head + 8) for head in range(4)]
+
+    def change(layer: Any) -> None:
+        weight = layer.self_attn.v_proj.weight
+        for mine in heads:
+            part = weight[mine].contiguous()
+            weight[mine] = torch.as_strided(part, part.shape, (1, len(part))).clone()
+
+    names, text = _said(subject, _linears(subject, change))
+    assert names == [{"transposed"}] and "read as columns by each of 4 ranks" in text, f"KARAT_SEED={SEED}: {text}"
+
+
 def test_shards_of_the_vocabulary_exchanged() -> None:
     subject = _subject("vocabulary")
     with torch.no_grad():

@@ -209,13 +209,13 @@ class Diagnoser:
             item, name = items[place], items[place].finding.name
             if item.explanations:
                 continue
-            # Over several ops a try is slow, so others' mistakes come first.
+            # Over several ops a try is slow, so others' mistakes come first; when the time is up they are all.
             known = self._known.known
-            if (len(item.finding.segment) > 1 or effort) and len(known) > tried.get(name, 0):
+            if (len(item.finding.segment) > 1 or effort or self._budget.is_spent) and len(known) > tried.get(name, 0):
                 self._progress(f"{name}: what explains others is tried")
                 item.explanations = explainer.with_known(item.finding, known.values())
                 tried[name] = len(known)
-            if not item.explanations and effort == 1 and len(item.finding.segment) == 1:
+            if not item.explanations and effort == 1 and len(item.finding.segment) == 1 and not self._budget.is_spent:
                 item.explanations = narrow(self.replay, item.finding)
             if not item.explanations:
                 item.explanations, left = explainer.explain(item.finding, effort)

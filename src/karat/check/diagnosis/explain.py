@@ -73,7 +73,7 @@ class Explainer:
         effort: an index of `costs(finding)`. The time may be up before all is tried.
         """
         self._not_tried = []
-        if self._budget.is_spent and len(finding.segment) > 1 and (effort or finding.name not in self._alone):
+        if self._budget.is_spent and (effort or finding.name not in self._alone):
             return [], DEARER if effort else EVERYTHING
         cost, search = self._efforts(finding)[effort]
         in_parts = cost in _OF_PARTS and len(finding.segment) > 1
@@ -116,7 +116,7 @@ class Explainer:
         """The explanations of this result by mistakes of other results, moved to its layers; the best first."""
         names = finding.segment
         layers = self.proposals.layers(names)
-        here = {v.key: v for v in self.proposals.singles(names, finding.name)}
+        here = {v.key: v for v in self.proposals.enumerated(names)}
         found = []
         for variants in known:
             moved = [self._here(v, here, layers, names) for v in variants]
@@ -288,7 +288,7 @@ class Explainer:
                 found += self._with_fit(finding, first)
         if len(names) == 1:
             for first in singles:
-                if first.fitted:
+                if first.fitted and not self._budget.is_spent:
                     found += self._with_fit(finding, first)
         return found
 
@@ -298,6 +298,8 @@ class Explainer:
         wrong = changed(node, first.edits[node.name])
         inputs = [self.replay.value(source) for source in wrong.inputs]
         for second in fits(wrong, inputs, self.replay.recorded[node.name].values, self.replay.context):
+            if self._budget.is_spent:
+                return
             if explanation := self.attempt(finding, (first, second)):
                 yield explanation
 

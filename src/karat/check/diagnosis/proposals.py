@@ -38,7 +38,16 @@ class Proposals:
         return tuple(sorted({layer for n in names if (layer := self._graph.nodes[n].layer) is not None}))
 
     def singles(self, names: tuple[str, ...], name: str) -> Iterator[Variant]:
-        """The mistakes that change the segment, each once, and mistakes of its last node with fitted numbers.
+        """The mistakes that change the segment, each once, and mistakes of its last node with fitted numbers."""
+        yield from self.enumerated(names)
+        node = self._graph.nodes[name]
+        recorded = self._replay.recorded[name]
+        if recorded.present is None:
+            inputs = [self._replay.value(source) for source in node.inputs]
+            yield from fits(node, inputs, recorded.values, self._replay.context)
+
+    def enumerated(self, names: tuple[str, ...]) -> Iterator[Variant]:
+        """The mistakes without a free number that change the segment, each once.
 
         Over several layers: the head and the final norm, then all layers, then single ones.
         """
@@ -65,11 +74,6 @@ class Proposals:
             if (key := (variant.bug, _frozen(variant.edits))) not in seen:
                 seen.add(key)
                 yield variant
-        node = self._graph.nodes[name]
-        recorded = self._replay.recorded[name]
-        if recorded.present is None:
-            inputs = [self._replay.value(source) for source in node.inputs]
-            yield from fits(node, inputs, recorded.values, self._replay.context)
 
     def _is_computable(self, edits: Edits, inside: Container[str]) -> bool:
         """Whether what the nodes read under these edits is recorded, or computed before them."""

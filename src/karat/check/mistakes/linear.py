@@ -127,8 +127,8 @@ def of_ranks(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     """What ranks do with their own parts of a weight: the parts of others, or each read as columns."""
     weight, bias = node.params["weight"], node.params.get("bias")
     axis = 1 if node.role.endswith(("o_proj", "down_proj")) else 0
-    size = scope.weights.shape(weight)[axis] // (node.params.get("head_dim") or 1)
-    for n in (n for n in scope.degrees if size % n == 0 and size > n):
+    length, head_dim = scope.weights.shape(weight)[axis], node.params.get("head_dim") or 1
+    for n in (n for n in scope.degrees if length // head_dim % n == 0 and length > n):
         how = ("as columns", axis, n)
         yield (
             "transposed",
