@@ -423,3 +423,15 @@ class TestTextThatVanishes:
         tokenizer = Tokenizer.from_folder(tmp_path)
         said = (f"{len(without)} bytes of UTF-8, such as {min(without):#04x}, have no token: text drops them",)
         assert (tokenizer.notes, tokenizer.remarks) == (((), said) if is_remark else (said, ()))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [("\n<!doctype html>", "a web page: the download failed"), ("version 1 of a pointer", "run `git lfs pull` there")],
+)
+def test_what_another_file_is_instead(tmp_path: Path, name: str, head: str, said: str) -> None:
+    (tmp_path / name).write_text(head)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=said):
+        read_tokenizer_files(tmp_path)

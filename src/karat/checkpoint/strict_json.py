@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Never
 
 from karat.checkpoint.files import open_regular
-from karat.checkpoint.wording import shown
+from karat.checkpoint.wording import foreign, shown
 from karat.errors import ConfigError, KaratError
 
 # Bytes. Python objects take up to 25 times the text they are parsed from, so any refusal stays below about 100 MB.
@@ -73,9 +73,8 @@ def read_json(path: Path, error: type[KaratError] = ConfigError) -> dict[str, An
             stream.finish()
         except JsonError as fault:
             file.seek(0)
-            is_page = file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
-            what = "it looks like a web page: the download failed or needs a login" if is_page else "correct it or"
-            raise error(f"{path}: {fault}; {what}{';' * is_page} download it again") from fault
+            what = foreign(file.read(64)) or "correct it or download it again"
+            raise error(f"{path}: {fault}; {what}") from fault
     if not isinstance(value, dict):
         raise error(f"{path}: holds {shown(value)}; expected a JSON object {{…}}; download it again")
     return value

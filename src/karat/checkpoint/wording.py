@@ -2,6 +2,11 @@
 
 from collections.abc import Collection
 
+_FOREIGN = {
+    b"<": "it looks like a web page: the download failed or needs a login; download it again",
+    b"version ": "it is a Git LFS pointer, not the file: run `git lfs pull` there",
+}
+
 
 def shown(value: object, limit: int = 80) -> str:
     """Python's representation of `value`, in ASCII, cut at `limit` characters."""
@@ -13,3 +18,9 @@ def listed(names: Collection[str], limit: int = 10) -> str:
     """The first `limit` names, and the number of the others."""
     first = ", ".join(name for name, _ in zip(names, range(limit), strict=False))
     return first + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def foreign(head: bytes) -> str | None:
+    """What a file of JSON or of a tokenizer is instead, by its first bytes, and what to do; None if it is neither."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return next((said for magic, said in _FOREIGN.items() if start.startswith(magic)), None)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint import read_json
 from karat.checkpoint.files import member
-from karat.checkpoint.wording import shown
+from karat.checkpoint.wording import foreign, shown
 from karat.errors import NoTokenizerError, TokenizerError
 from karat.text.byte_vocabulary import read_merges, read_tekken
 from karat.text.piece_merging import PieceMerging
@@ -114,7 +114,7 @@ def _read_backend(folder: Path, config: dict[str, Any]) -> Backend:
     path = folder / "tokenizer.json"
     if not _has(folder, path.name):
         raise _missing(folder, config)
-    data = _read_bytes(path, MAX_TOKENIZER_BYTES)
+    data = _read_tokenizer(path)
     check_text(data, str(path))
     try:
         with panics_as_errors(str(path)):
@@ -152,7 +152,7 @@ def _kind_of(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 def _read_pieces(path: Path, config: dict[str, Any]) -> tuple[Backend, PieceMerging | None]:
     """The tokenizer of a tokenizer.model, and what merges where its scores tie. Its roles go into `config`."""
-    model = PieceModel(_read_bytes(path, MAX_TOKENIZER_BYTES), path)
+    model = PieceModel(_read_tokenizer(path), path)
     for role, token in model.roles.items():
         if config.get(role) is None:
             config[role] = token
@@ -278,6 +278,13 @@ def _has(folder: Path, name: str) -> bool:
     """Whether the folder has this file. TokenizerError if it is a link to nothing, as for weights."""
     path = member(folder, name, TokenizerError)
     return path is not None and path.is_file()
+
+
+def _read_tokenizer(path: Path) -> bytes:
+    data = _read_bytes(path, MAX_TOKENIZER_BYTES)
+    if (what := foreign(data[:64])) is not None:
+        raise TokenizerError(f"{path}: {what}")
+    return data
 
 
 def _read_bytes(path: Path, max_bytes: int) -> bytes:
