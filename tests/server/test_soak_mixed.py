@@ -72,14 +72,15 @@ def same_of(value: Any) -> Any:
 
 
 def said(server: Running, route: str, body: dict[str, Any]) -> Any:
-    """An answer as it is to be every time."""
+    """An answer as it is to be every time. Of a stream with several choices the events of each: steps may part them."""
     answer = server.ask(route, body, timeout=600)
     if answer.status != 200:
         return answer.status, answer.content
     if not body.get("stream"):
         return same_of(answer.json)
     lines = [line.removeprefix("data: ") for line in answer.content.decode().splitlines() if line.startswith("data: ")]
-    return [same_of(json.loads(line)) for line in lines if line != "[DONE]"]
+    events = [same_of(json.loads(line)) for line in lines if line != "[DONE]"]
+    return sorted(events, key=lambda event: [choice["index"] for choice in event.get("choices", ())])
 
 
 def kinds_with_receipts(server: Running) -> list[tuple[str, dict[str, Any]]]:
