@@ -249,6 +249,7 @@ class RowOfOther(Worker):
     "sampling: the greatest logit of rank 0's half is taken, not of all",
     ranks=2,
     prompts=(11,),
+    decode=16,  # of fewer tokens all may be of that half
     states=("generated",),
 )
 class ArgmaxOfShard(Sampler):
