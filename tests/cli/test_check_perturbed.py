@@ -144,7 +144,7 @@ def moves(op: str, right: Trace, wrong: Trace) -> float:
     return float(np.abs(wrong.arrays[op] - right.arrays[op]).max() / right.arrays[op].std())
 
 
-@pytest.mark.drawn(1, each=("family", "kind"))
+@pytest.mark.drawn(2, each="kind")
 @pytest.mark.parametrize("kind", ["folder", "quantised GGUF"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beside_a_trace_of_the_right_weights_the_op_of_a_wrong_one_is_named(

@@ -22,6 +22,7 @@ def _hybrid(subject: Subject, checkpoint: Checkpoint) -> Hybrid:
     return Hybrid(subject.hf, subject.graph.config, checkpoint, ops, subject.steps.prompt)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 def test_every_part_of_ours_fits_into_theirs(family: str) -> None:
     subject = draw(f"{SEED}-hybrid-{family}", family=family)

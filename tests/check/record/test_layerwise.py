@@ -50,6 +50,7 @@ def stream(model: CheckedModel, stored: dict[str, Weight], ops: Executor, steps:
     return streamed
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 @pytest.mark.parametrize("executor", ["reference", "auto"])
 def test_parts_are_a_whole_run_bit_for_bit(family: str, executor: str) -> None:
@@ -65,6 +66,7 @@ def test_parts_are_a_whole_run_bit_for_bit(family: str, executor: str) -> None:
         np.testing.assert_array_equal(array, whole.arrays[name], err_msg=name)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 def test_transformers_layer_by_layer_is_transformers(family: str, tmp_path: Path) -> None:
     """Its own forward with weights that come and go: every recorded result has the bits of a model in memory."""
@@ -107,6 +109,7 @@ def test_the_text_model_beside_others_layer_by_layer(tied: bool, tmp_path: Path)
         np.testing.assert_array_equal(array, whole.arrays[name], err_msg=name)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 def test_what_is_found_in_parts_is_what_is_found_in_a_trace(family: str) -> None:
     subject = draw(f"{SEED}-streamed-{family}", family=family, lengths=(130, 150))

@@ -46,6 +46,7 @@ def judged(model: CheckedModel, trace: Trace) -> Diagnosis:
 
 
 @needs_llama
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_result_of_every_family_is_there_and_right(family: str, tmp_path: Path) -> None:
     """In float32; prompt in two steps, then tokens decoded one by one."""

@@ -48,6 +48,7 @@ def fed(subject: Subject, theirs: Mapping[str, Array], ops: Executor, **options:
     return streamed
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 @pytest.mark.parametrize("executor", ["reference", "auto"])
 def test_every_op_is_at_the_floor_of_transformers_own(family: str, executor: str) -> None:

@@ -45,7 +45,7 @@ def _karat(subject: Subject, ops: object, **options: object) -> Trace:
     return record_model(model, subject.steps, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.drawn(1, each="family")
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 @pytest.mark.parametrize("index", range(3))
 def test_healthy_runs_stay_within_the_floor(family: str, index: int) -> None:

@@ -48,7 +48,7 @@ class Stored:
         return self(weight).dtype
 
 
-@pytest.mark.drawn(1, each=("family", "stored"))
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 def test_random_models(family: str, stored: str) -> None:
