@@ -65,7 +65,12 @@ FITTED: Mapping[str, list[dict[str, Any]]] = {
         {"factor": 0},
         {"soft_cap": 1.5},
     ],
-    "model.layers.0.self_attn.q_rope": [{"positions": -40}, {"positions": 9, "times": 2, "direction": -1}],
+    "model.layers.0.self_attn.q_rope": [
+        {"positions": -40},
+        {"positions": 9, "times": 2, "direction": -1},
+        {"positions": ("clipped", 5)},
+        {"positions": ("wrapped", 4)},
+    ],
     "model.layers.0.self_attn.scores": [{"scale": 0.3}, {"window": 3}, {"diagonal": 2, "align": "top-left"}],
     "model.layers.0.self_attn.weights": [{"empty": "zero", "axis": -2}, {"empty": "uniform"}],
     "lm_head": [{"elements": ((5, 3, 0.25),)}, {"factor": 0.5, "output_factor": 2.0}, {"soft_cap": 3.0}],

@@ -13,6 +13,7 @@ import torch
 
 from tools.zoo import caches
 from tools.zoo import faults_parts as parts
+from tools.zoo import faults_rows as rows
 from tools.zoo.attention import patch_attention
 from tools.zoo.fault import Fault, Row, layers
 from tools.zoo.faults_bytes import byte_order, dtype_misread, dtype_trunc, narrow, overflow
@@ -172,6 +173,13 @@ ROWS: tuple[Row, ...] = (
     Row("quant-scale", quant(SCALES), {"stored": tuple(SCALES)}),
     Row("softcap", softcap, {}),
     Row("logit-scale", logit_scale, {}),
+    Row("logits-row", rows.logits_row, _WHOLE),
+    Row("layer-skipped", rows.layer_skipped, {}),
+    Row("weight-swapped", rows.biases_exchanged, {"family": "qwen2"}, "of biases"),
+    Row("gate-up-split", rows.rows_in_turns, {}, "in turns"),
+    Row("heads-order", rows.heads_of_rows, {}, "of rows"),
+    Row("embed-row", rows.embedding_unmasked, _SHARED, "of other ranks"),
+    Row("rope-position", rows.rope_table_short, {}, "behind a table"),
     Row("bias-missing", parts.bias_missing, _SHARED, "on a rank"),
     Row("gate-up-swapped", parts.gate_up_swapped, _SHARED, "on a rank"),
     Row("transposed", parts.transposed, _SHARED, "on ranks"),

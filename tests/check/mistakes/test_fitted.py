@@ -1,6 +1,8 @@
 """A mistake with a number of its own is found, also beside another one at the same op: angles, factors, rows.
 
 Shifts by which the slowest pair, turned twice, goes round less than half a turn.
+
+Covers: karat.check.mistakes.fitted_rope.
 """
 
 from dataclasses import replace

@@ -82,6 +82,8 @@ class Explainer:
         found = list(search(finding))
         if in_parts:
             self._spent[finding.name] = spent + time.monotonic() - start
+        # A mistake that is not made where it would have been as well gives way to others.
+        found = [e for e in found if not self._is_contradicted(e)] or found
         stated = {_parameters(e) for e in found if not any(v.fitted for v in e.variants)}
         # A fit of the same parameters as an enumerated mistake is that mistake.
         found = [e for e in found if not any(v.fitted for v in e.variants) or _parameters(e) not in stated]
@@ -89,6 +91,16 @@ class Explainer:
         explanations = sorted(unique.values(), key=lambda e: e.ratio)
         self._known |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
         return explanations, _shortened(dict.fromkeys(self._not_tried))
+
+    def _is_contradicted(self, explanation: BugExplanation) -> bool:
+        """Whether a mistake would change another recorded result, too, which is right."""
+        replay = self.replay
+        edits = {name: p for variant in explanation.variants for name, p in variant.outside.items()}
+        for name in (name for name in edits if name in replay.recorded and replay.wrong(name) is None):
+            names = replay.segment(name)
+            if replay.judge(name, names, replay.run(names, {name: edits[name]}), {name: edits[name]}).is_wrong:
+                return True
+        return False
 
     def costs(self, finding: Finding) -> list[float]:
         """The cost of each effort for a result: at a place, what is cheaper comes first."""

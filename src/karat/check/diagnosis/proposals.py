@@ -66,7 +66,8 @@ class Proposals:
             if not self._is_computable(edits, inside):
                 continue
             if edits and len(edits) < len(variant.edits):
-                parts.append(replace(variant, edits=edits))
+                outside = {n: params for n, params in variant.edits.items() if n not in inside}
+                parts.append(replace(variant, edits=edits, outside=outside))
             elif edits and (key := (variant.bug, _frozen(edits))) not in seen:
                 seen.add(key)
                 yield variant

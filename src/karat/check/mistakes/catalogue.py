@@ -1,7 +1,7 @@
 """The bugs that the diagnosis names: title and remedy. The file of each part has the arithmetic and proposes it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from karat.check.mistakes.part import Part
 from karat.check.model.graph import Edits
@@ -20,6 +20,7 @@ class Variant:
     """One way to compute wrongly: nodes with other parameters.
 
     fitted: a number of it comes from the trace; part: where it is made, None: everywhere (karat.check.mistakes.parts).
+    outside: what the same mistake changes elsewhere.
     """
 
     bug: str
@@ -27,6 +28,7 @@ class Variant:
     edits: Edits
     fitted: bool = False
     part: Part | None = None
+    outside: Edits = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -80,7 +82,7 @@ BUGS: Mapping[str, Bug] = {
     ),
     "heads-order": Bug(
         "the heads are joined in the wrong order",
-        "bring the output to [tokens, heads, head_dim] before flattening it",
+        "bring the output to [tokens, heads, head_dim] before flattening it; rows of q, k and v are [heads, head_dim]",
     ),
     "rope-pairing": Bug(
         "RoPE turns neighbours (2i, 2i+1) where the model pairs (i, i + head_dim/2), or the reverse",
@@ -170,6 +172,11 @@ BUGS: Mapping[str, Bug] = {
     ),
     "embed-row": Bug(
         "other rows of the embedding are read", "look up the token id itself; check added tokens and padding"
+    ),
+    "layer-skipped": Bug("a layer is not computed", "compute num_hidden_layers layers, each on the result before it"),
+    "logits-row": Bug(
+        "the logits are those of another token",
+        "take the row of the last token of each sequence in the batch: cu_seqlens[1:] - 1",
     ),
     "layer-prefix": Bug("the weight of another layer is used", "match tensor names whole: layers.1. is not layers.10."),
     "weight-swapped": Bug("the weight of another part of the layer is used", "check the mapping of tensor names"),

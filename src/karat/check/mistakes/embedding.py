@@ -54,8 +54,26 @@ def rows(embedding: Op[Embedding], a: Embedding, others: Sequence[tuple[int, int
     return x
 
 
+@mistake("embedding", of=ops.embedding)
+def unmasked(embedding: Op[Embedding], a: Embedding, ranks_and_row: tuple[int, str]) -> Array:
+    """Each of n ranks adds a row of its part for an id of another rank: its "first", or the "nearest"."""
+    n, row = ranks_and_row
+    size = -(-a.table.num_rows // n)
+    x = embedding(a)
+    for start in range(0, a.table.num_rows, size):
+        last = min(start + size, a.table.num_rows) - 1
+        theirs = np.clip(a.ids, start, last) if row == "nearest" else np.full_like(a.ids, start)
+        is_mine = (a.ids >= start) & (a.ids <= last)
+        x = x + np.where(is_mine[:, None], 0, embedding(replace(a, ids=theirs)))
+    return x
+
+
 def variants(scope: Scope) -> Iterator[Variant]:
     factor = scope.config.hidden_size**0.5
     yield Variant("embed-scale", f"multiplied by sqrt(hidden_size) = {factor:.6g}", {EMBED: {"output_factor": factor}})
     for by in (-1, 1):
         yield Variant("embed-row", f"row id {by:+d} is read for id", {EMBED: {"shift": by}})
+    for n in (n for n in scope.degrees if n <= scope.config.vocab_size):
+        for row in ("first", "nearest"):
+            detail = f"each of {n} ranks adds the {row} row of its part for ids of other ranks"
+            yield Variant("embed-row", detail, {EMBED: {"unmasked": (n, row)}})

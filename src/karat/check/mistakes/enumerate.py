@@ -67,6 +67,17 @@ class Enumeration:
         act: Params = {"fp16_activation": True, "fp16_output": True}
         yield Variant("overflow-fp16", "mlp.act: activation and product are float16", layer.edit({"mlp.act": act}))
 
+    def _of_rows(self) -> Iterator[Variant]:
+        """Logits of other rows than those that are wanted."""
+        nodes = self.graph.nodes
+        norm, selected, head = (nodes[name] for name in ("model.norm", "model.selected", "lm_head"))
+        for kind, detail in linear.ROWS.items():
+            yield Variant("logits-row", detail, {selected.name: {"rows_of": kind}})
+            if head.inputs == (norm.name,) and norm.inputs == (selected.name,):
+                of = (kind, norm.params["weight"], norm.params["eps"])
+                edit: Params = {"inputs": (norm.name, *selected.inputs), "rows_of": of}
+                yield Variant("logits-row", detail, {head.name: edit})
+
     def of_all_norms(self) -> Iterator[Variant]:
         """The mistakes of one norm's class, made by all norms before attention, MLP and head."""
         ends = self.graph.nodes["model.norm"]
@@ -88,6 +99,15 @@ class Enumeration:
         yield Variant(
             "norm-missing", "model.norm's result is not used", {head: {"inputs": self.graph.nodes[final].inputs}}
         )
+        yield from self._of_rows()
+        for number in range(self.config.num_layers):
+            layer = Layer(self.graph, number)
+            read_by = (node for node in self.graph.nodes.values() if layer.node("layer").name in node.inputs)
+            skipped = {
+                node.name: {"inputs": tuple(layer.before if s == layer.node("layer").name else s for s in node.inputs)}
+                for node in read_by
+            }
+            yield Variant("layer-skipped", f"layer {number} is not computed, or its result not used", skipped)
         for number in sorted({0, self.config.num_layers - 1}):
             for part in ("input_layernorm", "post_attention_layernorm"):
                 weight = f"model.layers.{number}.{part}.weight"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from karat.check.mistakes.quantised import mistakes
 from karat.check.mistakes.registry import mistake
@@ -16,9 +17,40 @@ from karat.check.model import ops
 from karat.check.model.context import Array
 from karat.check.model.evaluate import Op
 from karat.check.model.graph import Node
-from karat.check.model.ops import Biased, Product
+from karat.check.model.ops import Biased, Product, Select
 from karat.check.model.rounding import rounded
+from karat.check.model.tokens import Tokens
 from karat.checkpoint.weights import PLAIN_BYTES
+
+ROWS = {
+    "before": "the row of the token before",
+    "after": "the row of the token after",
+    "last": "the last row of the step, of whatever sequence",
+    "first": "the first row of the step",
+}
+
+
+@mistake("linear", of=ops.product, name="rows_of")
+def _rows_of(product: Op[Product], a: Product, kind_and_norm: tuple[str, str, float]) -> Array:
+    """Logits of other rows; the last input is what the final norm selects its rows from, before it."""
+    kind, weight, eps = kind_and_norm
+    context, dtype = a.context, a.x.dtype
+    rows = other_rows(kind, context.logit_rows, context.tokens)
+    norm = ops.Norm(a.others[-1][rows], context.weights.array(weight, dtype), dtype.type(eps), context)
+    return product(replace(a, x=ops.norm(norm)))
+
+
+@mistake("select", of=ops.select, name="rows_of", choices=tuple(ROWS))
+def _selected(select: Op[Select], a: Select, kind: str) -> Array:
+    return select(replace(a, rows=other_rows(kind, a.rows, a.tokens)))
+
+
+def other_rows(kind: str, rows: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int64]:
+    """Rows of the same step, in place of those whose logits are wanted."""
+    first = np.searchsorted(tokens.steps, tokens.steps[rows])
+    last = np.searchsorted(tokens.steps, tokens.steps[rows], side="right") - 1
+    of_kind = {"before": np.maximum(rows - 1, first), "after": np.minimum(rows + 1, last), "last": last, "first": first}
+    return of_kind[kind]
 
 
 @mistake("linear", of=ops.product)
@@ -114,6 +146,7 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
         yield bug, detail, {"effective": Effective("bits", (weight,), (how,))}
         if len(both := misread(scope, node, how)) == 2:
             yield bug, f"{detail}, the bias too", both
+    yield from _regrouped(scope, node)
     if role in ("self_attn.q_proj", "self_attn.k_proj"):
         for direction in ("to-pairs", "from-pairs"):
             params: Params = {"effective": Effective("permuted", (weight,), (node.params["head_dim"], direction))}
@@ -121,6 +154,18 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
             if bias_name := node.params.get("bias"):
                 both = {"effective_bias": Effective("permuted", (bias_name,), (node.params["head_dim"], direction))}
                 yield "gguf-permute", f"{direction}, the bias too", {**params, **both}
+
+
+def _regrouped(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
+    """The rows of a projection's heads taken as those of features."""
+    head_dim = node.params.get("head_dim")
+    if head_dim is None:
+        return
+    heads = scope.weights.shape(node.params["weight"])[0] // head_dim
+    for n in (n for n in (1, *scope.degrees) if heads % n == 0 and heads > n):
+        names = {"effective": node.params["weight"], "effective_bias": node.params.get("bias")}
+        params: Params = {key: Effective("regrouped", (name,), (head_dim, n)) for key, name in names.items() if name}
+        yield "heads-order", f"taken as [head_dim, heads]{f' by each of {n} ranks' if n > 1 else ''}", params
 
 
 def of_ranks(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:

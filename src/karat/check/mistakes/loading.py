@@ -1,6 +1,7 @@
 """Mistakes of a loader in several tensors of a layer, or with one tensor in place of another."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -21,6 +22,9 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "the MLP": _MLP,
     "gate and up": _GATE_UP,
 }
+
+
+_TURNS = {"cut": "stacked, and rows read in turns", "stacked": "rows stacked in turns, and cut in halves"}
 
 
 def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
@@ -77,12 +81,21 @@ def _fused(nodes: Sequence[Node], ranks: int = 1) -> Iterator[Variant]:
 def _by_ranks(scope: Scope, layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
     """Fused weights that are cut for ranks without regard to their parts, or whose parts each rank cuts wrongly."""
     gate_up = [layer.node(role) for role in _GATE_UP]
+    for n in (1, *(n for n in scope.degrees if layer.shape.inner_size % n == 0)):
+        within = f" by each of {n} ranks" if n > 1 else ""
+        for how, detail in _TURNS.items():
+            edits = _read(gate_up, "turns", partial(_of_turns, how, n))
+            yield Variant("gate-up-split", f"{detail}{within}", edits)
     for n in scope.degrees:
         if layer.shape.num_kv_heads % n == 0:
             yield Variant("qkv-split", f"cut into {n} equal pieces, one for each rank", _naive(nodes, n))
             yield from _fused(nodes, n)
         if layer.shape.inner_size % n == 0:
             yield Variant("gate-up-split", f"cut into {n} equal pieces, one for each rank", _naive(gate_up, n))
+
+
+def _of_turns(how: str, n: int, index: int, node: Node) -> tuple[Any, ...]:
+    return how, index, n
 
 
 def _naive(nodes: Sequence[Node], n: int) -> dict[str, Params]:
@@ -123,7 +136,9 @@ def taken_from(scope: Scope, layer: Layer, other: int, roles: Iterable[str]) -> 
 
 
 def siblings(scope: Scope, layer: Layer) -> Iterator[Variant]:
-    """Weights of the same shape within the layer."""
+    """Weights of the same shape within the layer, and biases."""
+    for roles in (_QKV, _GATE_UP):
+        yield from _other_biases(scope, [node for role in roles if (node := layer.node(role)).params.get("bias")])
     for role in LINEARS:
         node = layer.node(role)
         for other_role in LINEARS:
@@ -137,6 +152,16 @@ def siblings(scope: Scope, layer: Layer) -> Iterator[Variant]:
             both = {key: other.params.get(key) for key in ("weight", "bias")}
             if both["bias"] is not None and node.params.get("bias"):
                 yield Variant("weight-swapped", f"{role} has weight and bias of {other_role}", {node.name: both})
+
+
+def _other_biases(scope: Scope, nodes: Sequence[Node]) -> Iterator[Variant]:
+    for one, other in permutations(nodes, 2):
+        if scope.weights.shape(one.params["bias"]) == scope.weights.shape(other.params["bias"]):
+            taken: Params = {"bias": other.params["bias"]}
+            yield Variant("weight-swapped", f"{one.role} has the bias of {other.role}", {one.name: taken})
+            if one.name < other.name:
+                both = {one.name: taken, other.name: {"bias": one.params["bias"]}}
+                yield Variant("weight-swapped", f"{one.role} and {other.role} have each other's bias", both)
 
 
 def _cuts() -> Iterator[tuple[Any, Any]]:

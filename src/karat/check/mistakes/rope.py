@@ -19,6 +19,7 @@ from karat.check.model.tokens import Tokens
 from karat.config import LayerShape, RopeConfig
 from karat.ops.rope_table import yarn_attention_factor
 
+PositionKind = str | int | tuple[str, int]
 _THETAS = (500.0, 1e4, 1e5, 5e5, 1e6, 1e7)
 _FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0, 40.0)
 _OF_STEPS = {
@@ -72,8 +73,8 @@ def direction(angles: Op[Angles], a: Angles, sign: int) -> Array:
     return angles(a) * sign
 
 
-@mistake("rope", of=ops.angles, choices=(*_OF_STEPS, *_FLAT, *_STATED, int))
-def positions(angles: Op[Angles], a: Angles, kind: str | int) -> Array:
+@mistake("rope", of=ops.angles, choices=(*_OF_STEPS, *_FLAT, *_STATED, int, tuple))
+def positions(angles: Op[Angles], a: Angles, kind: PositionKind) -> Array:
     return angles(replace(a, positions=position_map(kind, a.context.tokens)))
 
 
@@ -89,11 +90,15 @@ def table_dim(angles: Op[Angles], a: Angles, size: int) -> Array:
     return angles(replace(a, table_dim=size))
 
 
-def position_map(kind: str | int, tokens: Tokens) -> NDArray[np.int64]:
-    """[tokens]: the positions that an engine uses; a number shifts them all."""
+def position_map(kind: PositionKind, tokens: Tokens) -> NDArray[np.int64]:
+    """[tokens]: the positions that an engine uses; a number shifts them all. ("clipped", n): at most n; ("wrapped", n):
+    from n on they count from 0 again."""
     right = tokens.positions
     if isinstance(kind, int):
         return right + kind
+    if isinstance(kind, tuple):
+        how, number = kind
+        return np.minimum(right, number) if how == "clipped" else right % number
     match kind:
         case "restarted":
             return tokens.index_in_step

@@ -151,6 +151,26 @@ def _permuted(e: Effective, weights: Weights, dtype: DType) -> Array:
     return w.reshape(-1, *split, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
+def _turns(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Part `index` of two tensors that each of n ranks has stacked, and whose rows are read in turns ("cut"); or whose
+    rows are "stacked" in turns, and read as halves."""
+    how, index, n = e.args
+    parts = []
+    for pair in zip(*(_cut(weights.array(name, dtype), n, 0) for name in e.names), strict=True):
+        if how == "cut":
+            parts.append(np.concatenate(pair)[index::2])
+        else:
+            parts.append(np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:])[index * len(pair[0]) :][: len(pair[0])])
+    return np.concatenate(parts)
+
+
+def _regrouped(e: Effective, weights: Weights, dtype: DType) -> Array:
+    """Rows [heads, head_dim] taken as [head_dim, heads], by each of n ranks of its own."""
+    head_dim, n = e.args
+    parts = _cut(weights.array(e.names[0], dtype), n, 0)
+    return np.concatenate([p.reshape(head_dim, -1, *p.shape[1:]).swapaxes(0, 1).reshape(p.shape) for p in parts])
+
+
 def _bits(e: Effective, weights: Weights, dtype: DType) -> Array:
     """The stored bytes, read wrongly."""
     (how,) = e.args
@@ -189,6 +209,8 @@ _KINDS: Mapping[str, Callable[[Effective, Weights, DType], Array]] = {
     "naive": _naive,
     "slices": _slices,
     "permuted": _permuted,
+    "turns": _turns,
+    "regrouped": _regrouped,
     "bits": _bits,
     "zero": _zero,
 }

@@ -56,7 +56,8 @@ def _linear(node: Node, inputs: Sequence[Array], context: Context, dtype: DType,
     weight = StoredMatrix(context.weights, node.params["weight"], dtype)
     x = context.read(inputs[0].reshape(len(inputs[0]), -1), node.params["weight"])
     bias = None if node.params.get("bias") is None else context.weights.array(node.params["bias"], dtype)
-    y = replace(ops.biased)(ops.Biased(replace(ops.product)(ops.Product(x, weight)), bias, context.weights, dtype))
+    product = replace(ops.product)(ops.Product(x, weight, context, inputs[1:]))
+    y = replace(ops.biased)(ops.Biased(product, bias, context.weights, dtype))
     head_dim = node.params.get("head_dim")
     return y.reshape(len(x), -1, head_dim) if head_dim else y
 
@@ -140,7 +141,7 @@ def _experts(node: Node, inputs: Sequence[Array], context: Context, dtype: DType
 
 
 def _select(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    return replace(ops.select)(ops.Select(inputs[0], context.logit_rows))
+    return replace(ops.select)(ops.Select(inputs[0], context.logit_rows, context.tokens))
 
 
 _EVALUATED: Mapping[Kind, Callable[[Node, Sequence[Array], Context, DType, Replace], Array]] = {

@@ -43,8 +43,12 @@ def mean_square(x: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
+    """others: what a mistake reads besides."""
+
     x: Array
     weight: Matrix
+    context: Context
+    others: Sequence[Array] = ()
 
 
 def product(a: Product) -> Array:
@@ -315,6 +319,7 @@ def expert(a: Expert) -> Array:
 class Select:
     x: Array
     rows: NDArray[np.int64]
+    tokens: Tokens
 
 
 def select(a: Select) -> Array:
