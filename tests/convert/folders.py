@@ -34,6 +34,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral with a window for every context": {"model_type": "mistral", "sliding_window": 128, "head_dim": 32},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 32,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
     "seed_oss": {"model_type": "seed_oss", "head_dim": 32, "num_key_value_heads": 2},
     "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5, "pad_token_id": 0},
     "granite": {

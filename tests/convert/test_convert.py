@@ -122,6 +122,30 @@ def test_blocks_are_those_of_the_gguf_package(mix: str, tmp_path: Path) -> None:
             assert report.error == pytest.approx(error, rel=1e-6)
 
 
+@pytest.mark.parametrize("mix", ["Q8_0", "Q5_1"])
+def test_experts_are_one_tensor_of_which_one_line_tells(mix: str, tmp_path: Path) -> None:
+    """In order of their ids, each quantised as it would be alone; converted back to F32 they are these blocks."""
+    folder = folder_of(tmp_path / "model", hidden_size=64, **(FAMILIES["qwen3_moe"] | {"moe_intermediate_size": 32}))
+    done = convert(open_model(folder), tmp_path / "model.gguf", MIXES[mix], pure=True)
+    values, kind = load_file(folder / "model.safetensors"), gguf.GGMLQuantizationType[mix]
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    for stored, part in (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj")):
+        whole = np.stack([values[f"model.layers.1.mlp.experts.{expert}.{part}.weight"] for expert in range(6)])
+        blocks = gguf.quants.quantize(whole, kind)
+        tensor = tensors[f"blk.1.ffn_{stored}_exps.weight"]
+        assert (tensor.tensor_type, tensor.data.tobytes()) == (kind, blocks.tobytes())
+        (report,) = (report for report in done.tensors if report.name == f"model.layers.1.mlp.experts.{part}.weight")
+        assert report.shape == whole.shape == tuple(tensor.shape.tolist()[::-1])
+        error = np.linalg.norm(gguf.quants.dequantize(blocks, kind) - whole) / np.linalg.norm(whole)
+        assert report.error == pytest.approx(error, rel=1e-6)
+    assert tensors["blk.1.ffn_gate_inp.weight"].tensor_type == gguf.GGMLQuantizationType.F32
+    convert(open_gguf(tmp_path / "model.gguf"), tmp_path / "back.gguf", MIXES["F32"])
+    quantised, plain = open_gguf(tmp_path / "model.gguf"), open_gguf(tmp_path / "back.gguf")
+    for name, weight in find_weights(read_config(plain.config), plain).items():
+        expected = find_weights(read_config(quantised.config), quantised)[name]
+        np.testing.assert_array_equal(weight.to_array(F32), expected.to_array(F32), err_msg=name)
+
+
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
 def test_pure_is_what_quantising_at_load_makes(quantize: str, tmp_path: Path) -> None:
     """Also where rows are no whole blocks: the same logits, bit for bit."""

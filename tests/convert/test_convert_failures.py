@@ -17,7 +17,7 @@ from karat.convert import MIXES, convert
 from karat.convert.metadata import model_pairs
 from karat.errors import ConfigError, NumericsError, OutputError
 from karat.models.opening import open_model
-from tests.convert.folders import folder_of
+from tests.convert.folders import FAMILIES, folder_of
 from tests.support.uneven import uneven_config
 
 F32 = np.dtype(np.float32)
@@ -127,6 +127,14 @@ class TestFailures:
                 "has a sliding window of 100 tokens, which GGUF cannot state for qwen2",
             ),
             ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}}, "attention_factor=1.5"),
+            (
+                FAMILIES["qwen3_moe"] | {"norm_topk_prob": False},
+                r"GGUF cannot state weights of experts that are not renormalised \(norm_topk_prob=false\)",
+            ),
+            (
+                FAMILIES["qwen3_moe"] | {"mlp_only_layers": [1]},
+                r"GGUF cannot state layers without experts \(the first is 1\)",
+            ),
         ],
     )
     def test_models_that_the_file_would_change(self, changes: dict[str, Any], expected: str, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """llama.cpp's rules for mixed types, written out for models whose tensors can be listed by hand."""
 
+import dataclasses
+
 import pytest
 
 from karat.config import ModelConfig, RopeConfig
 from karat.convert.mix import MIXES, type_of
+from karat.models.mixtures import MixtureConfig
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -155,3 +158,34 @@ def test_pure_and_vectors() -> None:
     assert set(chosen("Q4_K_M", "mlp.down_proj", model, pure=True)) == {"Q4_K"}
     for name in ("model.norm.weight", "model.layers.3.self_attn.q_proj.bias"):
         assert type_of(MIXES["Q4_K_M"], name, (1024,), None, model) == "F32"
+
+
+def of_experts(num_experts: int) -> MixtureConfig:
+    plain = config()
+    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+    return MixtureConfig(
+        **fields, num_experts=num_experts, num_experts_per_tok=2, moe_intermediate_size=512, norm_topk_prob=True
+    )
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_experts_are_like_an_mlp_and_routers_stay_as_they_are(mix: str) -> None:
+    """Of 8 experts, k, v and o have more bits: they are small beside the experts."""
+    for number in (8, 16):
+        model = of_experts(number)
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            assert chosen(mix, f"mlp.experts.3.{part}", model) == chosen(mix, f"mlp.{part}", config())
+        assert set(chosen(mix, "mlp.gate", model)) == set(chosen(mix, "mlp.gate", model, pure=True)) == {"F32"}
+    is_plain = MIXES[mix].base in ("F32", "F16", "BF16")
+    for part in ("k_proj", "v_proj", "o_proj"):
+        name = f"self_attn.{part}"
+        assert chosen(mix, name, of_experts(16)) == chosen(mix, name, config())
+        of_8 = set(chosen(mix, name, of_experts(8)))
+        if is_plain:
+            assert of_8 == {MIXES[mix].base}
+        elif part != "o_proj":
+            assert of_8 == {"Q8_0"}
+        else:
+            assert of_8 <= {"Q5_K", MIXES[mix].base}
+    assert set(chosen("Q4_K_M", "self_attn.o_proj", of_experts(8))) == {"Q5_K"}
+    assert set(chosen("Q3_K_L", "self_attn.o_proj", of_experts(8))) == {"Q3_K"}

@@ -1,7 +1,8 @@
 """config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over.
 
 Covers: karat.models.family, karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.qwen2,
-karat.models.qwen3, karat.models.reader, karat.models.seed_oss, karat.models.smollm3.
+karat.models.qwen3, karat.models.qwen3_moe, karat.models.mixtures, karat.models.reader, karat.models.seed_oss,
+karat.models.smollm3.
 """
 
 import copy
@@ -53,6 +54,18 @@ EXTRA: dict[str, dict[str, Any]] = {
         "max_window_layers": 2,
         "head_dim": 12,
         "attention_bias": False,
+    },
+    "qwen3_moe": {
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "head_dim": 12,
+        "attention_bias": False,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     },
     "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "head_dim": 12},
     "smollm3": {"attention_bias": False, "mlp_bias": False, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 0},
@@ -145,6 +158,45 @@ RELEASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "eos_token_ids": (128001, 128008, 128009),
         },
     ),
+    (  # a release of Qwen3 with experts
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 151643,
+            "decoder_sparse_step": 1,
+            "eos_token_id": 151645,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 2048,
+            "initializer_range": 0.02,
+            "intermediate_size": 6144,
+            "max_position_embeddings": 40960,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "model_type": "qwen3_moe",
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "output_router_logits": False,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "router_aux_loss_coef": 0.001,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.51.0",
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
+    ),
     (  # a first-generation file: no rope_theta, no KV heads, no biases mentioned
         {
             "architectures": ["LlamaForCausalLM"],
@@ -188,6 +240,8 @@ def test_windows() -> None:
     assert windows("mistral", sliding_window=...) == (4096,) * 4
     assert windows("qwen2") == (None,) * 4
     assert windows("qwen3") == (None, None, 64, 64)
+    assert windows("qwen3_moe") == (64,) * 4
+    assert windows("qwen3_moe", use_sliding_window=False) == (None,) * 4
     mixed = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
     assert windows("qwen3", layer_types=mixed) == (64, None, None, 64)
 
@@ -270,6 +324,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"use_qk_norm": True}, "use_qk_norm=True"),
     ("qwen3", {"use_qk_norm": False}, "use_qk_norm=False"),
     ("qwen2", {"qkv_bias": False}, "qkv_bias=False"),
+    ("qwen3_moe", {"num_experts": ...}, "num_experts is missing"),
+    ("qwen3_moe", {"num_experts": 0}, "num_experts_per_tok=2: expected 1 to num_experts=0"),
+    ("qwen3_moe", {"num_local_experts": 4}, "num_experts=8 and num_local_experts=4 disagree"),
+    ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok=9"),
+    ("qwen3_moe", {"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
+    ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size=0"),
+    ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob=1: expected bool"),
+    ("qwen3_moe", {"mlp_only_layers": [True]}, "mlp_only_layers=[True]"),
+    ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers=3"),
+    ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
+    ("qwen3_moe", {"n_shared_experts": 1}, "n_shared_experts=1"),
+    ("qwen3", {"num_experts": 8}, "num_experts=8"),
     ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads is missing"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "extrapolation_factor": 0.5}}, "=0.5"),
     ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "temperature": 1}}, "temperature=1"),
@@ -323,11 +389,31 @@ NEUTRAL: dict[str, Any] = {
 def test_what_changes_nothing_is_no_key(family: str) -> None:
     expected = read_config(raw_config(family))
     neutral = {key: value for key, value in NEUTRAL.items() if key not in EXTRA[family]}
+    if "num_experts" in EXTRA[family]:
+        del neutral["num_local_experts"]
     for key, value in neutral.items():
         assert read_config(raw_config(family, **{key: value})) == expected, key
     assert read_config(raw_config(family, **neutral)) == expected
     assert read_config({**raw_config(family), "architectures": []}) == expected
-    assert read_config(raw_config(family, use_qk_norm=family == "qwen3")) == expected
+    assert read_config(raw_config(family, use_qk_norm=family.startswith("qwen3"))) == expected
+
+
+def test_layers_without_experts() -> None:
+    def dense(**changes: Any) -> set[int]:
+        return set(read_config(raw_config("qwen3_moe", **changes)).dense_layers)
+
+    assert dense() == dense(mlp_only_layers=None) == set()
+    assert dense(mlp_only_layers=[2, 0]) == {0, 2}
+    assert dense(decoder_sparse_step=2) == {0, 2}
+    assert dense(decoder_sparse_step=2, mlp_only_layers=[1]) == {0, 1, 2}
+    assert dense(decoder_sparse_step=5) == {0, 1, 2, 3}
+
+
+def test_the_number_of_experts_has_two_names() -> None:
+    """transformers 5 writes num_local_experts."""
+    assert read_config(raw_config("qwen3_moe", num_experts=..., num_local_experts=8)) == read_config(
+        raw_config("qwen3_moe")
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -336,7 +422,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     transformers = pytest.importorskip("transformers")
     assert read_config(raw_config(family, num_key_value_heads=None)).num_kv_heads == 4
     changes: list[dict[str, Any]] = []
-    if family != "mistral":  # transformers 4 reads it so there too, and 5 refuses it
+    if family not in ("mistral", "qwen3_moe"):  # transformers 4 reads it so there too, and 5 refuses it
         changes += [{"num_key_value_heads": None}]
     changes += [{"rope_parameters": {"rope_type": "yarn", **YARN, "finetuned": True, "extrapolation_factor": 1}}]
     if family not in ("granite", "llama", "seed_oss"):

@@ -40,7 +40,7 @@ def test_logits_equal_transformers(family: str, index: int) -> None:
     rng = random.Random(f"{SEED}-{family}-{index}")
     config = random_models.draw_config(rng, family, random_models.ROPE_TYPES[index % 4])  # each in each family
     ids = [rng.randrange(config["vocab_size"]) for _ in range(PROMPT_LEN)]
-    hf = random_models.build(config, rng.randrange(2**31))
+    hf = random_models.build_decided(rng, config, ids)
     with torch.no_grad():
         outputs = hf(torch.tensor([ids]), output_attentions=True)
         single = outputs.logits[0].numpy()
@@ -73,9 +73,9 @@ def test_chunks_and_batches_do_not_matter(family: str, index: int) -> None:
     """Token by token, chunks of 7 and the whole prompt; alone and in a batch of others (float64: 1e-10)."""
     rng = random.Random(f"{SEED}-chunks-{family}-{index}")
     config = random_models.draw_config(rng, family)
+    prompts = [[rng.randrange(config["vocab_size"]) for _ in range(n)] for n in (90, 1, 37, 64)]
     hf = random_models.build(config, rng.randrange(2**31))
     model = forward.from_transformers(config, hf, ReferenceOps("float64"))
-    prompts = [[rng.randrange(config["vocab_size"]) for _ in range(n)] for n in (90, 1, 37, 64)]
     whole = [forward.run(model, [p])[0] for p in prompts]
     assert whole[0].std() >= 1
     for chunk in (1, 7, None):

@@ -58,6 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
     "granite": {"attention_bias": True},
+    "qwen3_moe": {"mlp_only_layers": [1], "moe_intermediate_size": 128},
 }
 PROMPT_LENS = (70, 9, 1)
 

@@ -39,6 +39,12 @@ _OWN: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22,
         "logits_scaling": 0.5,
     },
+    "qwen3_moe": {
+        "num_experts": 16,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 256,
+        "norm_topk_prob": True,
+    },
     "smollm3": {"pad_token_id": 0},  # transformers' default is beyond these vocabularies
 }
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

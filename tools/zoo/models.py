@@ -104,8 +104,11 @@ def draw(
     hf = random_models.build(raw, rng.randrange(2**31))
     with torch.no_grad():
         for layer in hf.model.layers:
-            layer.mlp.up_proj.weight.mul_(gain)
-            layer.mlp.gate_proj.weight.mul_(gain)
+            if hasattr(layer.mlp, "experts"):
+                layer.mlp.experts.gate_up_proj.mul_(gain)
+            else:
+                layer.mlp.up_proj.weight.mul_(gain)
+                layer.mlp.gate_proj.weight.mul_(gain)
         if stored not in FORMATS:
             for parameter in hf.parameters():
                 parameter.copy_(parameter.to(_BYTES[stored]).to(dtype))

@@ -259,6 +259,8 @@ def _config_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
         else "none",
         "eos_token_ids": ", ".join(map(str, config["eos_token_ids"])) or "none",
     }
+    if "dense_layers" in config:
+        special["dense_layers"] = ", ".join(map(str, config["dense_layers"])) or "none"
     return [(name, special.get(name, "none" if value is None else str(value))) for name, value in config.items()]
 
 

@@ -2,16 +2,17 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, Weight
-from karat.checkpoint.gguf.form import ROPE_FACTORS, paired_rows
+from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm, paired_rows
 from karat.checkpoint.gguf.rope import llama3_factors
 from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
@@ -36,7 +37,7 @@ _REPLACED = ("general.file_type", "general.quantization_version", "split.no", "s
 
 @dataclass(slots=True)
 class TensorReport:
-    """The report on one tensor, filled in while it is written.
+    """The report on one tensor of the file, filled in while it is written; the matrices of all experts are one.
 
     `error` is the root mean square of the change of values over that of the values. `reason` says why the type is not
     the mix's base type; None if it is.
@@ -81,20 +82,19 @@ def convert(
     weights = find_weights(config, source)
     reports: list[TensorReport] = []
     tensors: list[NewTensor] = []
-    for name, weight in _in_order(weights):
+    for new_name, stacked in _by_stored_name(weights, form).items():
+        name, weight = stacked[0].name, stacked[0]
         dtype, reason = _chosen_type(mix, name, weight, config, pure=pure)
+        shape = weight.shape if len(stacked) == 1 else (len(stacked), *weight.shape)
         if weight.is_quantised and dtype in FORMATS and dtype != weight.dtype and not requantize:
             why = f" ({reason})" if reason else ""
             raise UsageError(
                 f"{weight.file}: {name} is quantised already, to {weight.dtype}; quantising it again to {dtype}{why} "
                 "loses more: convert the original model, or ask for it (--requantize)"
             )
-        report = TensorReport(name, weight.dtype, dtype, weight.shape, 0, reason)
-        new_name = form.stored_name(name)
-        assert new_name is not None
-        tensors.append(
-            NewTensor(new_name, dtype, weight.shape, partial(_encoded, stored_order(weight, config), report))
-        )
+        report = TensorReport(form.canonical_name(new_name) or name, weight.dtype, dtype, shape, 0, reason)
+        ordered = [stored_order(weight, config) for weight in stacked]
+        tensors.append(NewTensor(new_name, dtype, shape, partial(_encoded, ordered, report)))
         report.num_bytes = tensors[-1].num_bytes
         reports.append(report)
     total = sum(report.num_bytes for report in reports)
@@ -113,9 +113,15 @@ def convert(
     return Conversion(reports, warnings)
 
 
-def _in_order(weights: Mapping[str, Weight]) -> list[tuple[str, Weight]]:
-    """Each weight once, under its own name (a tied head is not a second weight)."""
-    return [(name, weight) for name, weight in weights.items() if name == weight.name]
+def _by_stored_name(weights: Mapping[str, Weight], form: GgufForm[Any]) -> dict[str, list[Weight]]:
+    """Each weight once (a tied head is not a second weight), by the tensor that the file has of it."""
+    found: dict[str, list[Weight]] = {}
+    for name, weight in weights.items():
+        if name == weight.name:
+            stored = form.stored_name(name)
+            assert stored is not None
+            found.setdefault(stored, []).append(weight)
+    return found
 
 
 def _chosen_type(mix: TypeMix, name: str, weight: Weight, config: ModelConfig, *, pure: bool) -> tuple[str, str | None]:
@@ -160,31 +166,39 @@ def _pairing_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
     return np.argsort(paired_rows(num_rows, head_dim))
 
 
-def _encoded(weight: Weight, report: TensorReport) -> Iterator[NDArray[np.uint8]]:
+def _encoded(weights: Sequence[Weight], report: TensorReport) -> Iterator[NDArray[np.uint8]]:
     """The bytes of the tensor in the report's type. Fills in the report's error at the end."""
+    lost = whole = 0.0
+    for weight in weights:
+        for values, encoded in _pieces(weight, report):
+            if values is not None:
+                back = Weight(
+                    weight.name, report.dtype, (values.size // weight.shape[-1], weight.shape[-1]), encoded, weight.file
+                )
+                exact = values.astype(np.float64)
+                lost += float(np.square(back.to_array(np.dtype(np.float64)).reshape(-1) - exact).sum())
+                whole += float(np.square(exact).sum())
+            yield encoded
+        weight.release()
+    report.error = math.sqrt(lost / whole) if whole else 0.0
+
+
+def _pieces(weight: Weight, report: TensorReport) -> Iterator[tuple[NDArray[np.float32] | None, NDArray[np.uint8]]]:
+    """Values and their bytes in the report's type. Of a weight that has the type already there are no values."""
     data = weight.data
     if weight.dtype == report.dtype:
-        yield data
-        weight.release()
+        yield None, data
         return
     row_len = weight.shape[-1]
     row_bytes = weight.num_bytes // max(math.prod(weight.shape[:-1]), 1)
     rows = max(1, _CHUNK_VALUES // row_len)
-    lost = whole = 0.0
     for start in range(0, len(data), rows * row_bytes):
         piece = data[start : start + rows * row_bytes]
         part = replace(weight, shape=(len(piece) // row_bytes * row_len,), stored=piece, row_order=None)
         if weight.is_quantised:
             part = replace(part, shape=(len(piece) // row_bytes, row_len))
         values = part.to_array(np.dtype(np.float32)).astype(np.float32, copy=False).reshape(-1)
-        encoded = _encode(values, report, weight)
-        back = Weight(weight.name, report.dtype, (values.size // row_len, row_len), encoded, weight.file)
-        exact = values.astype(np.float64)
-        lost += float(np.square(back.to_array(np.dtype(np.float64)).reshape(-1) - exact).sum())
-        whole += float(np.square(exact).sum())
-        yield encoded
-    report.error = math.sqrt(lost / whole) if whole else 0.0
-    weight.release()
+        yield values, _encode(values, report, weight)
 
 
 def _encode(values: NDArray[np.float32], report: TensorReport, weight: Weight) -> NDArray[np.uint8]:

@@ -20,6 +20,8 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
             f"the model has a sliding window of {window} tokens, which GGUF cannot state for {arch}: longer contexts "
             "would differ from the model; set max_position_embeddings to the window, or the window to null"
         )
+    if (reason := form.not_in_gguf(config)) is not None:
+        raise ConfigError(f"GGUF cannot state {reason}")
     numbers = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
@@ -31,6 +33,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         "attention.value_length": shape.head_dim,
         "rope.dimension_count": shape.head_dim,
         "vocab_size": config.vocab_size,
+        **{key: getattr(config, name) for key, name in form.counts.items()},
     }
     if form.has_window:  # 0 too: a file without the key gets a warning when it is opened
         numbers["attention.sliding_window"] = window

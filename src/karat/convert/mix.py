@@ -3,8 +3,8 @@
 Without one, `llama-quantize` does not write Q2_K_S and most IQ types, so Karat has no such mixes.
 
 A mix such as Q4_K_M has a base type for most matrices, and a larger one where an error costs more: the output head (or
-the embedding that is tied to it), V and the down projection of some layers, and O in mixes of few bits. Vectors stay
-float32.
+the embedding that is tied to it), V and the down projection of some layers, and O in mixes of few bits. Vectors and
+routers stay float32.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
 from karat.models.families import FAMILIES
+from karat.models.mixtures import MixtureConfig
 from karat.quant import FORMATS
 
 # The type for rows that are no whole number of blocks of the wanted type.
@@ -24,6 +25,8 @@ _SMALLER_BLOCKS: Mapping[str, str] = {
     "Q6_K": "Q8_0",
     "IQ4_XS": "IQ4_NL",
 }
+_ROUTERS = ("gate", "router")
+_FINER_O_OF_8_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ def type_of(
     `pure` gives every matrix the base type. Rows that are no whole number of blocks get a type of smaller blocks, or
     F16 where there is none.
     """
-    if len(shape) < 2 or not name.endswith(".weight"):
+    part = name.split(".")[-2]
+    if len(shape) < 2 or not name.endswith(".weight") or part in _ROUTERS:
         return "F32"
     wanted = mix.base if pure or mix.base in PLAIN_BYTES else _wanted(mix, name, shape, layer, config)
     if not _divides(shape, wanted):
@@ -84,6 +88,8 @@ def _wanted(mix: TypeMix, name: str, shape: tuple[int, ...], layer: int | None, 
     if layer is None:
         return mix.base
     part = name.split(".")[-2]
+    if isinstance(config, MixtureConfig) and config.num_experts == 8 and part in ("k_proj", "v_proj", "o_proj"):
+        return "Q8_0" if part != "o_proj" else "Q5_K" if mix.name in _FINER_O_OF_8_EXPERTS else mix.base
     wanted = _in_layer(mix, part, layer, config)
     if part == "v_proj" and wanted in ("Q3_K", "Q4_K") and FAMILIES[config.model_type].gguf.finer_values(config):
         return "Q5_K"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from karat.checkpoint.composite import Composite
-from karat.models import granite, llama, mistral, mistral3, qwen2, qwen3, seed_oss, smollm3
+from karat.models import granite, llama, mistral, mistral3, qwen2, qwen3, qwen3_moe, seed_oss, smollm3
 from karat.models.family import Family
 
 FAMILIES: Mapping[str, Family[Any]] = {
@@ -15,6 +15,7 @@ FAMILIES: Mapping[str, Family[Any]] = {
         mistral.FAMILY,
         qwen2.FAMILY,
         qwen3.FAMILY,
+        qwen3_moe.FAMILY,
         seed_oss.FAMILY,
         smollm3.FAMILY,
     )

@@ -33,8 +33,7 @@ def layer(place: Place, config: Qwen3Config, index: int) -> Block:
 
 def read(reader: ConfigReader) -> Qwen3Config:
     """The configuration from a config.json of this family."""
-    for key in ("use_qk_norm", "qk_norm", "qk_layernorm"):
-        reader.must_be(key, True, why="models of this type normalise q and k")
+    must_normalise(reader)
     return read_decoder(
         reader,
         Qwen3Config,
@@ -43,6 +42,12 @@ def read(reader: ConfigReader) -> Qwen3Config:
         head_dim=reader.get(int, "head_dim"),
         attention_bias=reader.get(bool, "attention_bias", False),
     )
+
+
+def must_normalise(reader: ConfigReader) -> None:
+    """Raise ConfigError for a file that says that q and k are not normalised."""
+    for key in ("use_qk_norm", "qk_norm", "qk_layernorm"):
+        reader.must_be(key, True, why="models of this type normalise q and k")
 
 
 GGUF: GgufForm[Qwen3Config] = GgufForm(

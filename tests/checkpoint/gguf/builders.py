@@ -1,5 +1,6 @@
 """GGUF files byte by byte, right and wrong, and models written by the gguf package."""
 
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -139,7 +140,7 @@ def write_model(
 ) -> None:
     """What the gguf package makes of a Hugging Face model: its config.json and float32 weights."""
     family = config["model_type"]
-    arch = "llama" if family == "mistral" else family
+    arch = {"mistral": "llama", "qwen3_moe": "qwen3moe"}.get(family, family)
     is_paired = arch in ("granite", "llama", "smollm3")
     options = {} if split is None else {"split_max_tensors": split}
     writer = gguf.GGUFWriter(path, arch, **options)
@@ -165,6 +166,12 @@ def write_model(
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if size := config["moe_intermediate_size"]:
+            writer.add_expert_feed_forward_length(size)
+        weights = stacked(weights)
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for name, weight in weights.items():
@@ -180,6 +187,14 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stacked(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """The weights, of which those of all experts of a layer are one, as llama.cpp's converter makes it."""
+    found: dict[str, list[NDArray[np.float32]]] = {}
+    for name, weight in weights.items():  # experts in order of their numbers
+        found.setdefault(re.sub(r"(\.experts\.)\d+\.", r"\1", name), []).append(weight)
+    return {name: np.stack(each) if ".experts." in name else each[0] for name, each in found.items()}
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:

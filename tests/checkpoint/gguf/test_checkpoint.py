@@ -128,7 +128,11 @@ class TestSameModel:
         raw = random_models.draw_config(rng, family) | {"use_sliding_window": False, "sliding_window": None}
         for key in ("layer_types", "max_window_layers", "no_rope_layers", "no_rope_layer_interval"):
             raw.pop(key, None)
-        if family not in ("qwen2", "qwen3", "smollm3"):
+        for key in ("decoder_sparse_step", "mlp_only_layers"):
+            raw.pop(key, None)
+        if "norm_topk_prob" in raw:
+            raw["norm_topk_prob"] = True
+        if family not in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
             raw.pop("use_sliding_window")
         if family != "mistral":
             raw.pop("sliding_window")
@@ -160,6 +164,8 @@ class TestSameModel:
         ):
             assert getattr(config, name) == getattr(expected, name), name
         assert weight_specs(config) == weight_specs(expected)
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"):
+            assert getattr(config, name, None) == getattr(expected, name, None), name
         for name in ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"):
             assert getattr(config, name, 1) == pytest.approx(getattr(expected, name, 1), rel=1e-7)
         assert [shape.rope is None for shape in config.shapes] == [shape.rope is None for shape in expected.shapes]
@@ -173,6 +179,20 @@ class TestSameModel:
         assert {*found} == {*weights}
         for name, weight in found.items():
             np.testing.assert_array_equal(weight.to_array(F32_TYPE), weights[name], err_msg=name)
+
+    def test_the_size_of_experts_in_old_files(self, tmp_path: Path) -> None:
+        """They state that of all chosen experts together."""
+        pytest.importorskip("torch", exc_type=ImportError)
+        from tests.support.parallel import config_of
+
+        raw = config_of("qwen3_moe", hidden_size=32, head_dim=8, num_attention_heads=4, vocab_size=60)
+        raw |= {"moe_intermediate_size": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+        weights = random_weights(raw, read_config(raw), 0)
+        write_model(tmp_path / "new.gguf", raw, weights)
+        old = {**raw, "intermediate_size": 36, "moe_intermediate_size": 0}  # of 3 chosen ones; 0 is not written
+        write_model(tmp_path / "old.gguf", old, weights)
+        for name in ("new", "old"):
+            assert read_config(open_gguf(tmp_path / f"{name}.gguf").config).moe_intermediate_size == 12
 
     def test_stories(self, data_dir: Path) -> None:
         """The folder and the GGUF file of one trained model, which other programs converted."""

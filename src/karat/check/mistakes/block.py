@@ -109,6 +109,8 @@ def wiring(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
 
 def mlp(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     act, gate, up = "mlp.act", "mlp.gate_proj", "mlp.up_proj"
+    if act not in layer:
+        return
     yield "gate-up-swapped", "up goes through the activation", {act: {"swapped": True}}
     params = {role: layer.node(role).params for role in (gate, up)}
     yield (

@@ -139,6 +139,18 @@ BUGS: Mapping[str, Bug] = {
     "multiplier": Bug(
         "a result is not multiplied by the model's number", "multiply once, by the number that config.json names"
     ),
+    "expert-choice": Bug(
+        "tokens go to other experts than the router's logits say",
+        "take the experts with the largest logits, num_experts_per_tok of them; their ids begin with 0",
+    ),
+    "expert-weights": Bug(
+        "what experts give is weighted wrongly",
+        "weights are the softmax over all experts; with norm_topk_prob they are divided by the sum of the chosen ones",
+    ),
+    "expert-matrices": Bug(
+        "experts compute with matrices of other experts",
+        "a stack of matrices has them in order of the experts' ids, from 0 on",
+    ),
     "activation": Bug("another activation function is used", "use the one that hidden_act names"),
     "transposed": Bug(
         "the weight is read as [in, out] (row-major taken for column-major)",

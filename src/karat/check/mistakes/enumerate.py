@@ -6,9 +6,9 @@ stand between recorded results, and joins mistakes that give the same numbers.
 
 from collections.abc import Iterator, Sequence
 
-from karat.check.mistakes import attention, block, cache, embedding, linear, loading, norm, result, rope
+from karat.check.mistakes import attention, block, cache, embedding, experts, linear, loading, norm, result, rope
 from karat.check.mistakes.catalogue import Variant
-from karat.check.mistakes.scope import CAPS, DEGREES, LINEARS, Layer, Params, Scope
+from karat.check.mistakes.scope import CAPS, DEGREES, LINEARS, ROUTER, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import Graph
 from karat.check.model.tokens import Tokens
@@ -28,6 +28,8 @@ _OF_LAYER = (
     block.gates,
     block.multipliers,
     block.wiring,
+    experts.routing,
+    experts.matrices,
 )
 _OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "self_attn.attention")
 
@@ -57,13 +59,16 @@ class Enumeration:
         for generate in _OF_LAYER:
             for bug, detail, roles in generate(self.scope, layer):
                 yield Variant(bug, detail, layer.edit(roles))
-        for role in LINEARS:
+        linears = [role for role in (*LINEARS, ROUTER) if role in layer]
+        for role in linears:
             for bug, detail, params in linear.linears(self.scope, layer.node(role)):
                 yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
         yield from loading.layer_wide(self.scope, layer)
-        for bug, detail, role, params in result.overflow(LINEARS, _OVERFLOWING):
+        for bug, detail, role, params in result.overflow(linears, [role for role in _OVERFLOWING if role in layer]):
             yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
         # Where the activation is float16 too, its last bit decides which products overflow.
+        if "mlp.act" not in layer:
+            return
         act: Params = {"fp16_activation": True, "fp16_output": True}
         yield Variant("overflow-fp16", "mlp.act: activation and product are float16", layer.edit({"mlp.act": act}))
 

@@ -57,7 +57,7 @@ def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
                 node.name: {"bias_factor": 0} for name, node in zip(names, nodes, strict=True) if name in part
             }
             yield Variant("bias-missing", " and ".join(part), edits)
-    reduced = [layer.node(role) for role in ("self_attn.o_proj", "mlp.down_proj")]
+    reduced = [layer.node(role) for role in ("self_attn.o_proj", "mlp.down_proj") if role in layer]
     if all(node.params.get("bias") for node in reduced):
         for n in DEGREES:
             yield Variant(
@@ -80,8 +80,8 @@ def _fused(nodes: Sequence[Node], ranks: int = 1) -> Iterator[Variant]:
 
 def _by_ranks(scope: Scope, layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
     """Fused weights that are cut for ranks without regard to their parts, or whose parts each rank cuts wrongly."""
-    gate_up = [layer.node(role) for role in _GATE_UP]
-    for n in (1, *(n for n in scope.degrees if layer.shape.inner_size % n == 0)):
+    gate_up = [layer.node(role) for role in _GATE_UP if role in layer]
+    for n in (1, *(n for n in scope.degrees if layer.shape.inner_size % n == 0)) if gate_up else ():
         within = f" by each of {n} ranks" if n > 1 else ""
         for how, detail in _TURNS.items():
             edits = _read(gate_up, "turns", partial(_of_turns, how, n))
@@ -90,7 +90,7 @@ def _by_ranks(scope: Scope, layer: Layer, nodes: Sequence[Node]) -> Iterator[Var
         if layer.shape.num_kv_heads % n == 0:
             yield Variant("qkv-split", f"cut into {n} equal pieces, one for each rank", _naive(nodes, n))
             yield from _fused(nodes, n)
-        if layer.shape.inner_size % n == 0:
+        if gate_up and layer.shape.inner_size % n == 0:
             yield Variant("gate-up-split", f"cut into {n} equal pieces, one for each rank", _naive(gate_up, n))
 
 
@@ -137,11 +137,13 @@ def taken_from(scope: Scope, layer: Layer, other: int, roles: Iterable[str]) -> 
 
 def siblings(scope: Scope, layer: Layer) -> Iterator[Variant]:
     """Weights of the same shape within the layer, and biases."""
-    for roles in (_QKV, _GATE_UP):
-        yield from _other_biases(scope, [node for role in roles if (node := layer.node(role)).params.get("bias")])
-    for role in LINEARS:
+    for together in (_QKV, _GATE_UP):
+        nodes = [layer.node(role) for role in together if role in layer]
+        yield from _other_biases(scope, [node for node in nodes if node.params.get("bias")])
+    roles = [role for role in LINEARS if role in layer]
+    for role in roles:
         node = layer.node(role)
-        for other_role in LINEARS:
+        for other_role in roles:
             other = layer.node(other_role)
             same = scope.weights.shape(other.params["weight"]) == scope.weights.shape(node.params["weight"])
             known = {"mlp.gate_proj", "mlp.up_proj"}, {"self_attn.k_proj", "self_attn.v_proj"}

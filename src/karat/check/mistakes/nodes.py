@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from karat.check.mistakes import attention, block, cache, embedding, linear, narrow, norm, result, rope
+from karat.check.mistakes import attention, block, cache, embedding, experts, linear, narrow, norm, result, rope
 from karat.check.mistakes.registry import KINDS, MISTAKES, Mistake
 from karat.check.model import evaluate as right
 from karat.check.model.context import Array, Context, DType
@@ -16,7 +16,7 @@ from karat.check.model.evaluate import Arguments, Op
 from karat.check.model.graph import PARAMETERS, Kind, Node
 from karat.errors import UsageError
 
-REGISTERED_BY = (attention, block, cache, embedding, linear, narrow, norm, result, rope)
+REGISTERED_BY = (attention, block, cache, embedding, experts, linear, narrow, norm, result, rope)
 
 
 def changed(node: Node, edit: Mapping[str, Any]) -> Node:

@@ -10,7 +10,7 @@ import numpy as np
 
 from karat.check.mistakes.linear import other_layers
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import LINEARS, Layer, Params, Scope
+from karat.check.mistakes.scope import LINEARS, ROUTER, Layer, Params, Scope
 from karat.check.model import ops
 from karat.check.model.context import Array
 from karat.check.model.evaluate import Op, turned
@@ -87,7 +87,10 @@ def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
         yield "norm-swapped", "q_norm and k_norm are exchanged", exchanged
     for role, source in ((first, layer.before), (second, layer.node(second).inputs[0])):
         readers = LINEARS[:3] if role == first else LINEARS[4:6]
-        yield "norm-missing", f"{role}'s result is not used", {r: {"inputs": (source,)} for r in readers}
+        unused: dict[str, Params] = {r: {"inputs": (source,)} for r in readers if r in layer}
+        for r in (ROUTER, "mlp") if role == second and ROUTER in layer else ():
+            unused[r] = {"inputs": (source, *layer.node(r).inputs[1:])}
+        yield "norm-missing", f"{role}'s result is not used", unused
 
 
 def of_node(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:

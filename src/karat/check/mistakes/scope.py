@@ -24,6 +24,9 @@ LINEARS = (
 )
 
 
+ROUTER = "mlp.gate"
+
+
 @dataclass(frozen=True, eq=False)
 class Scope:
     """One model and the tokens of one trace."""

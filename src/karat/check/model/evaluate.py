@@ -127,7 +127,8 @@ def _chosen_weights(node: Node, inputs: Sequence[Array], context: Context, dtype
 
 
 def _experts(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    x, ids, weights = inputs
+    x, ids = inputs[:2]
+    weights = replace(ops.paired)(ops.Paired(ids, inputs[2]))
     total = np.zeros_like(x)
     for number, names in enumerate(zip(*(node.params[each] for each in ("gates", "ups", "downs")), strict=True)):
         rows, choice = np.nonzero(ids == number)

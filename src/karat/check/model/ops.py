@@ -300,6 +300,17 @@ def chosen_weights(a: ChosenWeights) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Paired:
+    ids: Array
+    weights: Array
+
+
+def paired(a: Paired) -> Array:
+    """The weight [rows, num_chosen] of what each chosen expert gives."""
+    return a.weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Expert:
     """x [rows, hidden]: the rows that chose it."""
 

@@ -145,7 +145,8 @@ def joined(tap: Tap, selection: Selection, context: int) -> dict[str, Array]:
             joined = padded(parts, context, -np.inf if name.endswith("scores") else 0.0)
             arrays[name] = joined if selection.heads is None else joined[list(selection.heads)]
         else:
-            arrays[name] = np.concatenate(parts)
+            values = np.concatenate(parts)
+            arrays[name] = values.astype(np.float32) if values.dtype == np.int32 else values  # ids of experts
     return arrays
 
 

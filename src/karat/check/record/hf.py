@@ -230,13 +230,20 @@ class Recorder:
     def _hook_layer(self, layer: Any, number: int, output: Any, argument: Any, stack: ExitStack) -> None:
         prefix = f"model.layers.{number}"
         output(layer, prefix)
+        experts = getattr(layer.mlp, "experts", None)
+        if experts is not None:
+            self._hook_experts(layer.mlp, f"{prefix}.mlp", output, stack)
         for part in _LAYER_OUTPUTS:
+            if experts is not None and part.startswith("mlp."):
+                continue
             module = layer
             for name in part.split("."):
                 module = getattr(module, name, None) if name in ("q_norm", "k_norm") else getattr(module, name)
             if module is not None:
                 output(module, f"{prefix}.{part}")
         for part, name in _LAYER_INPUTS.items():
+            if experts is not None and part.startswith("mlp."):
+                continue
             module = layer
             for step in part.split("."):
                 module = getattr(module, step)
@@ -246,6 +253,21 @@ class Recorder:
             self._layer = number
 
         stack.callback(layer.register_forward_pre_hook(enter).remove)
+
+    def _hook_experts(self, mlp: Any, prefix: str, output: Any, stack: ExitStack) -> None:
+        """The router's logits, what it chose, and the sum of the experts. Experts see tokens without a batch."""
+        output(mlp, prefix)
+
+        def routed(_module: Any, _args: Any, out: Any) -> None:
+            self._keep(f"{prefix}.gate", out[0][None])
+
+        def chosen(_module: Any, args: Any) -> None:
+            _, ids, weights = args
+            self._keep(f"{prefix}.chosen_ids", ids[None].float())
+            self._keep(f"{prefix}.chosen_weights", weights[None])
+
+        stack.callback(mlp.gate.register_forward_hook(routed).remove)
+        stack.callback(mlp.experts.register_forward_pre_hook(chosen).remove)
 
     def _keep_rotary(self, module: Any, _args: Any, out: Any) -> None:
         half = out[0].shape[-1] // 2

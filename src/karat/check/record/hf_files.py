@@ -12,6 +12,7 @@ from karat.checkpoint.joins import joins_of
 from karat.checkpoint.weights import WeightSpec
 from karat.errors import CheckpointError
 
+_STACKED = {"gate_up_proj": ("gate_proj.weight", "up_proj.weight"), "down_proj": ("down_proj.weight",)}
 INDEX = "model.safetensors.index.json"
 
 
@@ -44,16 +45,27 @@ class HfFiles:
                 self._parts[part.source] = join.spec.source, start, stop
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The stored tensor; CheckpointError if no file has it."""
+        """The stored tensor; CheckpointError if no file has it. Of experts that files have one by one: all of them."""
         if name in self._parts:
             whole, start, stop = self._parts[name]
             rows = self.tensor(whole)
             return (rows.flatten(0, 1) if rows.ndim == 3 else rows)[start:stop]  # matrices, one after the other
+        if name not in self._files and (experts := self._experts(name)):
+            return torch.stack([torch.cat([self.tensor(part) for part in parts]) for parts in experts])
         if name not in self._files:
             raise CheckpointError(f"{name}: transformers' model needs it, and the files do not have it")
         path, stored = self._files[name]
         with safe_open(path, "pt") as file:
             return file.get_tensor(stored)
+
+    def _experts(self, name: str) -> list[list[str]]:
+        """The tensors of each expert that are the rows of its matrix in the stack `name`; none if it is no stack."""
+        prefix, _, last = name.rpartition("experts.")
+        of_each = _STACKED.get(last, ()) if prefix else ()
+        found: list[list[str]] = []
+        while of_each and f"{prefix}experts.{len(found)}.{of_each[0]}" in self._files:
+            found.append([f"{prefix}experts.{len(found)}.{part}" for part in of_each])
+        return found
 
     def stored_bytes(self, name: str) -> Any:
         """The bytes of the tensor, a flat uint8 array."""

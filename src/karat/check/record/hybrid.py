@@ -18,6 +18,7 @@ from karat.kv.cache import new_caches
 from karat.kv.groups import groups_of
 from karat.layers.attention import Attention
 from karat.layers.block import Block
+from karat.layers.experts import ExpertMixture
 from karat.layers.mlp import GatedMLP
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.cut_units import cut_units
@@ -30,6 +31,7 @@ Array = NDArray[np.floating]
 
 # With "theirs:" before a part, transformers computes that part and Karat the rest.
 ABOVE = 10.0  # times the noise, from which on a part is suspect
+_MLPS = (GatedMLP, ExpertMixture)
 PARTS = ("attention", "mlp", "norm", "head", "layer:K")
 
 
@@ -115,7 +117,7 @@ class Hybrid:
                         yield module, lambda hidden_states, *_, run=run, **__: (run(hidden_states), None)
             case "mlp":
                 for theirs, ours, cache in layers:
-                    for mlp in (branch.mixer for branch in ours.branches if isinstance(branch.mixer, GatedMLP)):
+                    for mlp in (branch.mixer for branch in ours.branches if isinstance(branch.mixer, _MLPS)):
                         yield _counterpart(theirs, ours, mlp.name), self._whole(mlp, cache)
             case "norm":
                 yield base.norm, self._plain(self._decoder.norm)

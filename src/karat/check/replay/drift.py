@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.evaluate import evaluate
+from karat.check.model.graph import Node
+from karat.check.replay import routing
+from karat.check.replay.align import Recorded
 from karat.check.replay.distances import distance
 from karat.check.replay.finding import F32, F64, Array, Finding
 from karat.check.replay.noise import PRECISION
@@ -134,6 +137,7 @@ class FreeRun:
         elif replay.unit == PRECISION["float32"]:
             self._runs.append(("single", F32))
         self._values: list[dict[str, Array]] = [{} for _ in self._runs]
+        self._spreads: dict[str, Array] = {}
         self._attention = UncertainAttention(replay.tokens.num_tokens)
 
     def advance(self, replay: Replay, name: str) -> Free:
@@ -148,6 +152,8 @@ class FreeRun:
                 if node.kind in ("scores", "mix"):
                     inputs[1] = replay.noise.as_cached(inputs[1])
             result = evaluate(node, inputs, replay.exact, dtype)
+            if node.kind == "chosen_ids" and (recorded := replay.recorded.get(name)) is not None:
+                result = right if kind != "right" else self._chosen(node, recorded, result, inputs[0], replay.unit)
             kept[name] = replay.noise.disturbed(node, inputs, result) if kind == "noisy" else result
             if kind == "right":
                 right = result
@@ -159,13 +165,22 @@ class FreeRun:
             spread = moved if spread is None else np.maximum(spread, moved)
         assert spread is not None
         spread = self._attention.widened(node, spread, right, self._values[0], replay.exact.logit_rows)
-        for kept in self._values:
+        self._spreads[name] = spread
+        for kept in (*self._values, self._spreads):
             for source in {*node.inputs, name}:
                 if self._last_reader.get(source, name) == name:
                     kept.pop(source, None)
         sizes = np.abs(right if node.kind != "scores" else np.where(np.isfinite(right), right, 0))
         sizes = np.nan_to_num(sizes.max(-1, keepdims=True), nan=0, posinf=0)
         return Free(name, right, np.maximum(spread, replay.unit * sizes))
+
+    def _chosen(self, node: Node, recorded: Recorded, right: Array, logits: Array, unit: float) -> Array:
+        """The experts of the right run: where rounding decides between some, those that the engine chose."""
+        floor = routing.floor_of(logits, unit, DRIFT_LIMIT * self._spreads[node.inputs[0]])
+        close = routing.is_close(recorded.values, right, logits, floor)
+        if recorded.present is not None:
+            close &= recorded.present
+        return np.where(close, recorded.values, right)
 
 
 def drift_of(replay: Replay, run: Free, target: Array, rows: NDArray[np.bool_] | None = None) -> Drift:

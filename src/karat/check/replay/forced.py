@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from karat.check.replay import routing
 from karat.check.replay.distances import distance
 from karat.check.replay.finding import LIMIT, Array
 from karat.check.replay.replay import Replay
@@ -74,7 +75,10 @@ def local_errors(
     for name, node in graph.nodes.items():
         if name not in theirs.arrays or name not in forced:
             continue
-        rows = _largest_of_rows(forced[name], theirs.arrays[name])
+        ours, other = forced[name], theirs.arrays[name]
+        if node.kind == "chosen_ids":
+            ours, other = (routing.logits_of(ids, lent.value(node.inputs[0])) for ids in (ours, other))
+        rows = _largest_of_rows(ours, other)
         largest = float(rows.max(initial=0))
         if not largest:
             found.append(Local(name, 0.0, 0.0))

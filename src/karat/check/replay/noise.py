@@ -41,7 +41,9 @@ class Noise:
         self._accumulator = 2.0**-29 if info.dtype == "float64" else 1.0
 
     def disturbed(self, node: Node, inputs: Sequence[Array], result: Array) -> Array:
-        """The node's result with noise for another order of summation and another rounding."""
+        """The node's result with noise for another order of summation and another rounding; ids have none."""
+        if node.kind == "chosen_ids":
+            return result
         result = self.moved(result, self._unit)
         amplitude = self._accumulation.amplitude(node, inputs, self._accumulator)
         if amplitude is None:

@@ -20,6 +20,7 @@ from karat.check.model.byte_lru import ByteLRU
 from karat.check.model.context import Context, Weights
 from karat.check.model.graph import ROUNDINGS, Edits, Graph, Node
 from karat.check.model.tokens import Tokens
+from karat.check.replay import routing
 from karat.check.replay.align import Recordings, ResultShape
 from karat.check.replay.distances import distance, gap, largest_finite, pooled
 from karat.check.replay.finding import F32, F64, LIMIT, Array, Finding
@@ -100,6 +101,10 @@ class Replay:
                 of_heads = ".self_attn." in node.name
                 per_head = of_heads and weights.shape(node.params["weight"])[0] == self.graph.shape(node).head_dim
                 return self.features(self.graph.nodes[source]) if per_head else (config.hidden_size,)
+            case "chosen_ids":
+                return (node.params["num_chosen"],)
+            case "chosen_weights":
+                return self.features(self.graph.nodes[node.inputs[1]])
             case "embedding" | "add" | "scores" | "softmax":  # of the last two nobody asks
                 return (config.hidden_size,)
             case _:
@@ -154,7 +159,7 @@ class Replay:
             for source in (*node.inputs, *read) if PART in edit else read:
                 if source not in local:
                     assert source not in inside, f"{source} is used before it is computed"
-                    local[source] = self.noise.moved(self._input(source).astype(dtype, copy=False), unit)
+                    local[source] = self._moved(source, self._input(source).astype(dtype, copy=False), unit)
 
             def compute(node: Node, through: Callable[[Array], Array] = _same) -> Array:
                 return self._of_inputs(node, through, local, inside, dtype, unit, context)
@@ -165,10 +170,14 @@ class Replay:
                 result = compute(changed(node, edit))
             if name != names[-1] and (recorded := self.recorded.get(name)) is not None:
                 # Only some rows are recorded: these are used.
-                known = self.noise.moved(recorded.values.astype(dtype, copy=False), unit)
+                known = self._moved(name, recorded.values.astype(dtype, copy=False), unit)
                 result = known if recorded.present is None else np.where(recorded.present, known, result)
             local[name] = result
         return result
+
+    def _moved(self, name: str, values: Array, unit: float) -> Array:
+        """Values of a result with noise; ids have none."""
+        return values if self.graph.nodes[name].kind == "chosen_ids" else self.noise.moved(values, unit)
 
     def _of_inputs(
         self,
@@ -222,6 +231,8 @@ class Replay:
         token's; in scores, weights and RoPE it is one head's of a token.
         """
         edits = edits or {}
+        if self.graph.nodes[names[-1]].kind == "chosen_ids":
+            return self._floor_of_choice(names)
         with np.errstate(all="ignore"):
             spread = ROUNDINGS.get(self.graph.nodes[names[-1]].kind, 1) * self.unit * np.abs(expected)
             draws: list[tuple[np.dtype[np.floating], int]] = [(F64, draw) for draw in range(_DRAWS)]
@@ -246,6 +257,15 @@ class Replay:
         # A feature that is small in every token, by small weights, has a floor of its own.
         return np.minimum(by_row, spread.max(axis=0, keepdims=True))
 
+    def _floor_of_choice(self, names: tuple[str, ...]) -> Array:
+        """The floor of chosen experts, in logits: those of two may be this far apart."""
+        source = self.graph.nodes[names[-1]].inputs[0]
+        logits = self.value(source)
+        if source not in names:
+            return routing.floor_of(logits, self.unit)
+        before = names[: names.index(source) + 1]
+        return routing.floor_of(logits, self.unit, self.floor(before, self.run(before)))
+
     def row_floors(self, names: tuple[str, ...]) -> dict[str, Array]:
         """The floor of each row [..., 1] of all `names`, each computed from the one before; fewer runs than `floor`."""
         right: dict[str, Array] = {}
@@ -254,12 +274,15 @@ class Replay:
         spread = {}
         with np.errstate(all="ignore"):
             for name in names:
+                if kinds[name] == "chosen_ids":
+                    spread[name] = self._floor_of_choice(self._segments.of(name))
+                    continue
                 sizes = np.where(np.isfinite(right[name]), np.abs(right[name]), 0)  # masks do not count
                 spread[name] = ROUNDINGS.get(kinds[name], 1) * self.unit * sizes.max(axis=-1, keepdims=True)
             for draw in range(1 if self.tokens.num_tokens >= MANY else _DRAWS):
                 moved: dict[str, Array] = {}
                 self._run(names, {}, self.noisy_dtype, self.unit, self._noisy[draw % 2], kept=moved)
-                for name in names:
+                for name in [name for name in names if kinds[name] != "chosen_ids"]:
                     rows = np.fmax.reduce(gap(moved[name], right[name]), axis=-1, keepdims=True)
                     spread[name] = np.fmax(spread[name], np.where(np.isfinite(rows), rows, 0))
         return {name: pooled(rows) if kinds[name] in ("scores", "softmax") else rows for name, rows in spread.items()}
@@ -277,8 +300,11 @@ class Replay:
 
     def judge(self, name: str, names: tuple[str, ...], expected: Array, edits: Edits | None = None) -> Finding:
         """Compare the recorded result `name` with `expected`, the result of `names` under `edits`."""
-        recorded = self.recorded[name]
+        recorded, node = self.recorded[name], self.graph.nodes[name]
         got = recorded.values
+        if node.kind == "chosen_ids":
+            logits = self.value(node.inputs[0])
+            got, expected = (routing.logits_of(ids, logits) for ids in (got, expected))
         error = distance(got, expected)
         if recorded.present is not None:
             error = np.where(recorded.present, error, 0)

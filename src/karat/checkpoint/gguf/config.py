@@ -141,7 +141,7 @@ def read_config(
     Raises ConfigError for contradictory, unknown or unsupported values, CheckpointError for missing ones.
     """
     arch, num_layers = form.architecture, layers.count
-    _check_keys(metadata, arch, form.numbers)
+    _check_keys(metadata, arch, form.numbers.keys() | form.counts.keys())
     hidden = metadata.get(int, f"{arch}.embedding_length")
     if not 1 <= num_layers <= len(weights):  # before memory is taken for each layer
         raise ConfigError(
@@ -188,6 +188,9 @@ def read_config(
     for key, name in form.numbers.items():
         if number := metadata.get(float, f"{arch}.{key}", 0.0):
             config[name] = number
+    for key, name in form.counts.items():
+        if count := metadata.get(int, f"{arch}.{key}", 0):
+            config[name] = count
     config |= form.own_config(metadata, weights)
     if (bos := metadata.optional(int, "tokenizer.ggml.bos_token_id")) is not None:
         config["bos_token_id"] = bos

@@ -26,11 +26,18 @@ IN_LAYER: Mapping[str, str] = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# The matrices of all experts in one tensor (karat.checkpoint.joins).
+STACKED_EXPERTS: Mapping[str, str] = {
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
 _TOP: Mapping[str, str] = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+_EXPERT = re.compile(r"(?<=\.experts\.)(?:0|[1-9]\d{0,8})\.", re.ASCII)
 _STORED = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+)\.(weight|bias)", re.ASCII)
 _CANONICAL = re.compile(r"model\.layers\.(0|[1-9]\d{0,8})\.([\w.]+)\.(weight|bias)", re.ASCII)
 
@@ -46,11 +53,13 @@ class GgufForm(Generic[C]):
     has_window: whether the file states one sliding window for all layers.
     numbers: the numbers that only this architecture has, GGUF's key -> config.json's. A file without one, or with 0,
         has the default of config.json.
+    counts: the same of integers.
     has_rope: whether a layer has RoPE, by its index: no file states it.
     constants: keys of config.json with one value in all models of the architecture, which files leave out.
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
     doubt: a warning for a file that another family of the architecture claims but that looks like this family's.
     finer_values: whether mixes of 3 and 4 bits store V in 5 bits, as llama.cpp does where 8 heads share a KV head.
+    not_in_gguf: why a file cannot state a model of this config; None if it can.
     not_in_llama_cpp: why llama.cpp (llama-cpp-python 0.3.36) does not load a model of this config; None if it does.
     """
 
@@ -59,12 +68,14 @@ class GgufForm(Generic[C]):
     paired: tuple[str, ...] = ()
     has_window: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, str] = field(default_factory=dict)
     has_rope: Callable[[int], bool] = lambda _: True
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     claims: Callable[[Metadata], bool] = lambda _: True
     own_config: Callable[[Metadata, Collection[str]], Mapping[str, Any]] = lambda *_: {}
     doubt: Callable[[Metadata], str | None] = lambda _: None
     finer_values: Callable[[C], bool] = lambda _: False
+    not_in_gguf: Callable[[C], str | None] = lambda _: None
     not_in_llama_cpp: Callable[[C], str | None] = lambda _: None
 
     def canonical_name(self, stored: str) -> str | None:
@@ -76,7 +87,8 @@ class GgufForm(Generic[C]):
         return None
 
     def stored_name(self, canonical: str) -> str | None:
-        """The inverse of `canonical_name`."""
+        """The inverse of `canonical_name`. Matrices of experts have one name: the file stacks them."""
+        canonical = _EXPERT.sub("", canonical)
         for stored, name in _TOP.items():
             if name == canonical:
                 return stored

@@ -5,7 +5,8 @@ import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -65,12 +66,15 @@ def numbers(kind: str, values: Sequence[float]) -> bytes:
 def write_gguf(path: Path, pairs: Sequence[tuple[str, bytes]], tensors: Sequence[NewTensor]) -> None:
     """Writes the file `path`, which must not exist yet. `pairs` are keys and metadata bytes from the functions above.
 
+    Tensors of one name, which are alike, are written as one, in their order: [number of them, rows, columns].
+
     The file gets its name when it is complete and on the disk. Until then it is a hidden file in the same folder; it is
     removed after any failure, and only SIGKILL and the like leave it. Raises OutputError if the file exists or cannot
     be written. Errors of a tensor's chunks pass through.
     """
     if path.exists() or path.is_symlink():
         raise OutputError(f"{path}: exists already, and nothing is overwritten; give another name, or remove it")
+    tensors = _stacked(tensors)
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
     try:
         file = part.open("xb")  # fails for another process's file of this name, which then stays
@@ -101,6 +105,24 @@ def _publish(part: Path, path: Path) -> None:
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         part.rename(path)
+
+
+def _stacked(tensors: Sequence[NewTensor]) -> list[NewTensor]:
+    """The tensors, of which those of one name are one."""
+    named: dict[str, list[NewTensor]] = {}
+    for tensor in tensors:
+        named.setdefault(tensor.name, []).append(tensor)
+    return [_stack(parts) if len(parts) > 1 else parts[0] for parts in named.values()]
+
+
+def _stack(parts: Sequence[NewTensor]) -> NewTensor:
+    first = parts[0]
+    assert len({(part.dtype, part.shape) for part in parts}) == 1, f"{first.name} is given in several types or shapes"
+    return replace(
+        first,
+        shape=(len(parts), *first.shape),
+        chunks=lambda: chain.from_iterable(part.chunks() for part in parts),
+    )
 
 
 def _pieces(pairs: Sequence[tuple[str, bytes]], tensors: Sequence[NewTensor]) -> Iterator[bytes | NDArray[np.uint8]]:

@@ -1,0 +1,149 @@
+"""Ways to get a mixture of experts wrong: which experts a token goes to, how they are weighted, what they compute."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.check.mistakes.block import ACTIVATIONS
+from karat.check.mistakes.registry import mistake
+from karat.check.mistakes.scope import Layer, Params, Scope
+from karat.check.model import ops
+from karat.check.model.context import Array, Matrix
+from karat.check.model.evaluate import Op
+from karat.check.model.ops import ChosenIds, ChosenWeights, Expert, Paired
+
+Variants = Iterator[tuple[str, str, dict[str, Params]]]
+
+_MATRICES = ("gates", "ups", "downs")
+_SHIFTS = {1: "the next expert", -1: "the expert before"}
+PAIRINGS: Mapping[str, Callable[[Paired], Array]] = {
+    "in order of id": lambda a: np.take_along_axis(a.weights, np.argsort(np.argsort(a.ids, axis=-1), axis=-1), axis=-1),
+    "all 1": lambda a: np.ones_like(a.weights),
+    "all equal": lambda a: np.full_like(a.weights, 1 / a.weights.shape[-1]),
+    "the last expert is left out": lambda a: a.weights * (a.weights > a.weights.min(axis=-1, keepdims=True)),
+}
+# How gate and up [inner, hidden] are cut out of the rows of one matrix.
+STACKS: Mapping[str, Callable[[Array, Array], tuple[Array, Array]]] = {
+    "every second row of halves": lambda gate, up: _parted(np.concatenate([gate, up], axis=-1), slice(None, None, 2)),
+    "halves of every second row": lambda gate, up: _parted(
+        np.stack([gate, up], axis=-1).reshape(len(gate), -1), slice(gate.shape[-1])
+    ),
+}
+
+
+def _parted(both: Array, first: slice) -> tuple[Array, Array]:
+    """The features [rows, 2 * inner] of both matrices, the first part and the rest."""
+    is_first = np.zeros(both.shape[-1], bool)
+    is_first[first] = True
+    return both[:, is_first], both[:, ~is_first]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cut:
+    """One of the two matrices that are cut wrongly out of one."""
+
+    gate: Matrix
+    up: Matrix
+    cut: Callable[[Array, Array], tuple[Array, Array]]
+    number: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.gate.num_rows
+
+    def rows_at(self, ids: NDArray[np.int64]) -> Array:
+        raise AssertionError("rows of an expert's matrix are not gathered")
+
+    def product(self, x: Array) -> Array:
+        return self.cut(self.gate.product(x), self.up.product(x))[self.number]
+
+
+@mistake("chosen_ids", of=ops.chosen_ids, choices=_SHIFTS)
+def shift(chosen_ids: Op[ChosenIds], a: ChosenIds, number: int) -> NDArray[np.int64]:
+    return (chosen_ids(a) + number) % a.logits.shape[-1]
+
+
+@mistake("chosen_ids", of=ops.chosen_ids, choices=(True,))
+def smallest(chosen_ids: Op[ChosenIds], a: ChosenIds, _: bool) -> NDArray[np.int64]:
+    return chosen_ids(replace(a, logits=-a.logits))
+
+
+@mistake("chosen_weights", of=ops.chosen_weights, choices=_SHIFTS)
+def of_unshifted(chosen_weights: Op[ChosenWeights], a: ChosenWeights, number: int) -> Array:
+    """The weights are those of the experts whose ids were shifted afterwards."""
+    return chosen_weights(replace(a, ids=(a.ids - number) % a.logits.shape[-1]))
+
+
+@mistake("chosen_weights", of=ops.chosen_weights, choices=(True,))
+def descending(chosen_weights: Op[ChosenWeights], a: ChosenWeights, _: bool) -> Array:
+    return np.sort(chosen_weights(a), axis=-1)[:, ::-1]
+
+
+@mistake("chosen_weights", of=ops.chosen_weights, choices=(True, False))
+def sigmoid(chosen_weights: Op[ChosenWeights], a: ChosenWeights, renormalised: bool) -> Array:
+    scores = 1 / (1 + np.exp(-np.take_along_axis(a.logits, a.ids, axis=-1)))
+    return scores / scores.sum(axis=-1, keepdims=True) if renormalised else scores
+
+
+@mistake("experts", of=ops.paired, choices=PAIRINGS)
+def pairing(paired: Op[Paired], a: Paired, name: str) -> Array:
+    return PAIRINGS[name](a)
+
+
+@mistake("experts", of=ops.expert, choices=STACKS)
+def stack(expert: Op[Expert], a: Expert, name: str) -> Array:
+    gate, up = (_Cut(a.gate, a.up, STACKS[name], number) for number in range(2))
+    return expert(replace(a, gate=gate, up=up))
+
+
+@mistake("experts", of=ops.expert, choices=ACTIVATIONS)
+def expert_activation(expert: Op[Expert], a: Expert, name: str) -> Array:
+    return expert(replace(a, activation=ACTIVATIONS[name]))
+
+
+def routing(scope: Scope, layer: Layer) -> Variants:
+    """Which experts are chosen, and their weights."""
+    for ids, role in zip(layer.roles_of("chosen_ids"), layer.roles_of("chosen_weights"), strict=True):
+        for number, which in _SHIFTS.items():
+            yield "expert-choice", which, {ids: {"shift": number}, role: {"of_unshifted": number}}
+            yield "expert-choice", f"{which}, with its own weight", {ids: {"shift": number}}
+        yield "expert-choice", "the smallest logits", {ids: {"smallest": True}}
+        yield "expert-weights", "the largest first, whatever the order of ids", {role: {"descending": True}}
+        is_one = layer.node(role).params["renormalised"]
+        how = "they do not add up to 1 (softmax over all experts)" if is_one else "they add up to 1"
+        yield "expert-weights", how, {role: {"renormalised": not is_one}}
+        yield "expert-weights", "sigmoid instead of softmax", {role: {"sigmoid": False}}
+        yield "expert-weights", "sigmoid instead of softmax, then made to add up to 1", {role: {"sigmoid": True}}
+    for role in layer.roles_of("experts"):
+        for name in PAIRINGS:
+            yield "expert-weights", name, {role: {"pairing": name}}
+
+
+def matrices(scope: Scope, layer: Layer) -> Variants:
+    """What an expert computes with."""
+    for role in layer.roles_of("experts"):
+        params = layer.node(role).params
+        for shift, which in ((1, "next"), (-1, "previous")):
+            turned = {key: (*params[key][shift:], *params[key][:shift]) for key in _MATRICES}
+            yield "expert-matrices", f"each has those of the {which} expert", {role: turned}
+            for key in _MATRICES:
+                yield "expert-matrices", f"each has the {which} one's {key[:-1]}", {role: {key: turned[key]}}
+        exchanged: Params = {"gates": params["ups"], "ups": params["gates"]}
+        yield "gate-up-swapped", "of each expert", {role: exchanged}
+        for name in STACKS:
+            yield "gate-up-split", f"of each expert: {name}", {role: {"stack": name}}
+        for name in ACTIVATIONS:
+            yield "activation", f"of each expert: {name}", {role: {"expert_activation": name}}
+        for other in range(scope.config.num_layers):
+            found = scope.graph.by_role.get((other, role))
+            if other != layer.index and found is not None and found.kind == "experts":
+                yield (
+                    "layer-prefix",
+                    f"experts of layer {other}",
+                    {role: {key: found.params[key] for key in _MATRICES}},
+                )

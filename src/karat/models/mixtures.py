@@ -1,0 +1,86 @@
+"""What families with mixtures of experts share: their sizes, and how config.json and GGUF state them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from karat.checkpoint.gguf import Metadata
+from karat.config import ModelConfig
+from karat.errors import ConfigError
+from karat.layers.experts import ExpertMixture
+from karat.layers.place import Place
+from karat.models.reader import ConfigReader
+from karat.request import shown
+
+# GGUF's key -> config.json's, for GgufForm.counts.
+COUNTS: dict[str, str] = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+SIZE: dict[str, str] = {"expert_feed_forward_length": "moe_intermediate_size"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureConfig(ModelConfig):
+    """Adds the experts under config.json's names, and which layers have one MLP of intermediate_size instead."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    norm_topk_prob: bool
+    dense_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise ConfigError(
+                f"num_experts_per_tok={self.num_experts_per_tok}: expected 1 to num_experts={self.num_experts}"
+            )
+        if self.moe_intermediate_size < 1:
+            raise ConfigError(f"moe_intermediate_size={self.moe_intermediate_size}: expected a positive integer")
+        ModelConfig.__post_init__(self)
+
+
+def mixture(place: Place, config: MixtureConfig) -> ExpertMixture:
+    """The experts of a layer."""
+    return ExpertMixture(
+        place,
+        config.hidden_size,
+        config.moe_intermediate_size,
+        num_experts=config.num_experts,
+        num_chosen=config.num_experts_per_tok,
+        renormalised=config.norm_topk_prob,
+    )
+
+
+def read_experts(reader: ConfigReader) -> dict[str, int]:
+    """The number of experts, under either of its names, and of the chosen ones."""
+    one, other = reader.optional(int, "num_experts"), reader.optional(int, "num_local_experts")
+    if one is not None and other is not None and one != other:
+        raise ConfigError(f"num_experts={one} and num_local_experts={other} disagree: keep the correct one")
+    reader.raw("router_aux_loss_coef")  # of training
+    return {
+        "num_experts": reader.get(int, "num_experts", other),
+        "num_experts_per_tok": reader.get(int, "num_experts_per_tok"),
+    }
+
+
+def read_dense_layers(reader: ConfigReader) -> tuple[int, ...]:
+    """Layers in mlp_only_layers, and those whose number, counted from 1, is no multiple of decoder_sparse_step."""
+    num_layers, step = reader.get(int, "num_hidden_layers"), reader.get(int, "decoder_sparse_step", 1)
+    stated = reader.raw("mlp_only_layers") or []
+    if not isinstance(stated, list) or not all(type(index) is int for index in stated):
+        raise ConfigError(f"mlp_only_layers={shown(stated)}: expected a list of layers, which are integers")
+    if step < 1:
+        raise ConfigError(f"decoder_sparse_step={step}: expected at least 1")
+    return tuple(index for index in range(num_layers) if index in stated or (index + 1) % step)
+
+
+def size_in_old_files(metadata: Metadata, architecture: str) -> dict[str, Any]:
+    """The size of an expert, where only that of all chosen ones is stated."""
+    if f"{architecture}.expert_feed_forward_length" in metadata:
+        return {}
+    chosen = metadata.get(int, f"{architecture}.expert_used_count")
+    return {"moe_intermediate_size": metadata.get(int, f"{architecture}.feed_forward_length") // max(1, chosen)}
+
+
+def not_in_gguf(config: MixtureConfig) -> str | None:
+    """Files state no dense layers, and readers renormalise always."""
+    if config.dense_layers:
+        return f"layers without experts (the first is {config.dense_layers[0]})"
+    return None if config.norm_topk_prob else "weights of experts that are not renormalised (norm_topk_prob=false)"

@@ -1,0 +1,100 @@
+"""A choice of experts that rounding decides is no mistake, whoever makes it; any other one is."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.model.weights import CheckpointWeights
+from karat.check.record.executors import Steps, record_model
+from karat.check.replay import routing
+from karat.check.replay.drift import DRIFT_LIMIT, compare
+from karat.check.replay.replay import Replay
+from karat.check.trace.format import Trace
+from karat.models.registry import build
+from karat.ops.api import Op, Route
+from karat.ops.reference import ReferenceOps
+from tests.support import mistakes
+from tests.support.weights import weight_of
+
+GRAPH, WEIGHTS = mistakes.model_of("qwen3_moe")
+ROUTER = "model.layers.0.mlp.gate.weight"
+PROMPT = tuple(np.random.default_rng(3).integers(0, GRAPH.config.vocab_size, 24).tolist())
+
+
+class Otherwise(ReferenceOps):
+    """Of experts `twins`, takes the second where the contract takes the first."""
+
+    def __init__(self, twins: dict[int, int]) -> None:
+        super().__init__("float32")
+        self._twins, self.changed = twins, 0
+
+    def apply(self, op: Op[Any]) -> Any:
+        result = super().apply(op)
+        if not isinstance(op, Route):
+            return result
+        ids, weights = np.array(result[0]), result[1]
+        for row in ids:
+            for place, one in enumerate(row):
+                other = self._twins.get(int(one))
+                if other is not None and other not in row:
+                    row[place] = other
+                    self.changed += 1
+        return ids, weights
+
+
+def with_twins(apart: float) -> CheckpointWeights:
+    """The router's rows of experts 2n and 2n + 1 are the same, but for this part of them."""
+    rows = WEIGHTS.array(ROUTER, np.dtype(np.float32)).copy()
+    rows[1::2] = rows[::2] * np.float32(1 - apart)
+    return CheckpointWeights({**WEIGHTS.stored, ROUTER: weight_of(rows, "F32", ROUTER)})
+
+
+def traced(ops: ReferenceOps, weights: CheckpointWeights) -> Trace:
+    model = build(GRAPH.config, ops, SimpleNamespace(path="", weights=weights.stored), num_positions=len(PROMPT))
+    return record_model(model, Steps(PROMPT), kv_dtype="float32")
+
+
+@pytest.mark.parametrize("apart", [0.0, 2.0**-23])
+def test_a_close_choice_is_rounding(apart: float) -> None:
+    """Neither a finding nor, in the whole run, more than rounding does."""
+    ops, weights = Otherwise({expert: expert + 1 for expert in range(0, 16, 2)}), with_twins(apart)
+    trace = traced(ops, weights)
+    assert ops.changed > 10
+    diagnosis = Diagnoser(GRAPH, weights, trace).run()
+    assert not diagnosis.named and not diagnosis.unexplained
+    replay = Replay(GRAPH, weights, trace)
+    assert max(drift.ratio for drift in compare(replay).drift) < DRIFT_LIMIT
+
+
+def test_another_choice_is_a_bug() -> None:
+    ops, weights = Otherwise({expert: expert + 1 for expert in range(0, 16, 2)}), with_twins(0.01)
+    replay = Replay(GRAPH, weights, traced(ops, weights))
+    assert [finding.name for finding in replay.findings() if finding.is_wrong] == [
+        "model.layers.0.mlp.chosen_ids",
+        "model.layers.0.mlp.chosen_weights",
+    ]
+
+
+def test_logits_of() -> None:
+    logits = np.array([[0.5, -1.0, 2.0]])
+    np.testing.assert_array_equal(routing.logits_of(np.array([[0.0, 2.0]]), logits), [[2.0, 0.5]])
+    for wrong in ([3.0, 0.0], [-1.0, 0.0], [0.5, 0.0], [2.0, 2.0], [np.nan, 0.0]):
+        assert np.isnan(routing.logits_of(np.array([wrong]), logits)).any(), wrong
+
+
+@given(
+    logits=st.lists(st.floats(-9, 9), min_size=3, max_size=9),
+    chosen=st.integers(1, 3),
+    moved=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_what_noise_of_the_spread_chooses_is_close(logits: list[float], chosen: int, moved: float, seed: int) -> None:
+    right = np.array([logits])
+    noise = moved * np.random.default_rng(seed).uniform(-1, 1, right.shape)
+    ids, others = (np.argsort(-x, axis=-1, kind="stable")[:, :chosen].astype(float) for x in (right, right + noise))
+    assert routing.is_close(others, ids, right, routing.floor_of(right, 2.0**-24, moved)).all()
