@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from karat.config import embedded_model_path
 from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
+from tests.support.parallel import hub_name
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -34,6 +35,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral with a window for every context": {"model_type": "mistral", "sliding_window": 128, "head_dim": 32},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "mixtral": {"model_type": "mixtral", "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 96,
+    },
     "qwen3_moe": {
         "model_type": "qwen3_moe",
         "head_dim": 32,
@@ -79,6 +89,10 @@ def folder_of(path: Path, seed: int = 0, **changes: Any) -> Path:
     rng = np.random.default_rng(seed)
     shapes = {spec.source: spec.shape for spec in weight_specs(read_config(config))}
     save_file(
-        {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}, path / "model.safetensors"
+        {
+            hub_name(config["model_type"], name): rng.standard_normal(shape, np.float32)
+            for name, shape in shapes.items()
+        },
+        path / "model.safetensors",
     )
     return path

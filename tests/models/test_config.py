@@ -1,8 +1,8 @@
 """config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over.
 
 Covers: karat.models.family, karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.qwen2,
-karat.models.qwen3, karat.models.qwen3_moe, karat.models.mixtures, karat.models.reader, karat.models.seed_oss,
-karat.models.smollm3.
+karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral, karat.models.mixtures,
+karat.models.olmoe, karat.models.reader, karat.models.seed_oss, karat.models.smollm3.
 """
 
 import copy
@@ -54,6 +54,21 @@ EXTRA: dict[str, dict[str, Any]] = {
         "max_window_layers": 2,
         "head_dim": 12,
         "attention_bias": False,
+    },
+    "mixtral": {"sliding_window": 64, "head_dim": 12, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": False, "attention_bias": False},
+    "qwen2_moe": {
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 3,
+        "qkv_bias": True,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     },
     "qwen3_moe": {
         "use_sliding_window": True,
@@ -242,6 +257,11 @@ def test_windows() -> None:
     assert windows("qwen3") == (None, None, 64, 64)
     assert windows("qwen3_moe") == (64,) * 4
     assert windows("qwen3_moe", use_sliding_window=False) == (None,) * 4
+    assert windows("qwen2_moe") == (64, None, 64, None)
+    assert windows("qwen2_moe", max_window_layers=...) == (64, None, 64, None)
+    assert windows("qwen2_moe", max_window_layers=1) == (64, None, None, None)
+    assert windows("mixtral") == (64,) * 4
+    assert windows("mixtral", sliding_window=...) == windows("mixtral", sliding_window=None) == (None,) * 4
     mixed = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
     assert windows("qwen3", layer_types=mixed) == (64, None, None, 64)
 
@@ -336,6 +356,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
     ("qwen3_moe", {"n_shared_experts": 1}, "n_shared_experts=1"),
     ("qwen3", {"num_experts": 8}, "num_experts=8"),
+    ("mixtral", {"num_local_experts": ...}, "num_experts is missing"),
+    ("mixtral", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+    ("olmoe", {"clip_qkv": 0}, "clip_qkv=0"),
+    ("olmoe", {"sliding_window": 64}, "sliding_window=64"),
+    ("qwen2_moe", {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size=0"),
+    ("qwen2_moe", {"shared_expert_intermediate_size": ...}, "shared_expert_intermediate_size is missing"),
     ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads is missing"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "extrapolation_factor": 0.5}}, "=0.5"),
     ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "temperature": 1}}, "temperature=1"),
@@ -422,7 +449,12 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     transformers = pytest.importorskip("transformers")
     assert read_config(raw_config(family, num_key_value_heads=None)).num_kv_heads == 4
     changes: list[dict[str, Any]] = []
-    if family not in ("mistral", "qwen3_moe"):  # transformers 4 reads it so there too, and 5 refuses it
+    if family not in (
+        "mistral",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+    ):  # transformers 5 refuses it
         changes += [{"num_key_value_heads": None}]
     changes += [{"rope_parameters": {"rope_type": "yarn", **YARN, "finetuned": True, "extrapolation_factor": 1}}]
     if family not in ("granite", "llama", "seed_oss"):

@@ -46,7 +46,11 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
             ".self_attn.v_proj",
             ".self_attn.o_proj",
             ".post_attention_layernorm",
-            *([".mlp", ".mlp.gate"] if "num_experts" in config else [f".mlp.{p}_proj" for p in ("gate", "up", "down")]),
+            *(
+                [".mlp", ".mlp.gate"]
+                if "num_experts_per_tok" in config
+                else [f".mlp.{p}_proj" for p in ("gate", "up", "down")]
+            ),
         )
     }
     assert expected <= shared

@@ -58,6 +58,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
     "granite": {"attention_bias": True},
+    "mixtral": {"tie_word_embeddings": False},
+    "olmoe": {"norm_topk_prob": True},
+    "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512},
     "qwen3_moe": {"mlp_only_layers": [1], "moe_intermediate_size": 128},
 }
 PROMPT_LENS = (70, 9, 1)

@@ -1,6 +1,7 @@
 """Models in every stored type for tensor-parallel tests, written as files, and their logits on one process or many."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from math import prod
@@ -45,6 +46,14 @@ _OWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 256,
         "norm_topk_prob": True,
     },
+    "olmoe": {"num_experts": 16, "num_experts_per_tok": 3, "head_dim": 16},
+    "qwen2_moe": {
+        "num_experts": 16,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 2304,
+    },
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "smollm3": {"pad_token_id": 0},  # transformers' default is beyond these vocabularies
 }
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -81,6 +90,15 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
     return config | _OWN.get(family, {}) | changes
 
 
+def hub_name(model_type: str, name: str) -> str:
+    """The name of a tensor in folders of the hub."""
+    if model_type != "mixtral":
+        return name
+    for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+        name = re.sub(rf"(\.experts\.\d+)\.{ours}_proj\.", rf"\1.{theirs}.", name)
+    return name.replace(".mlp.", ".block_sparse_moe.")
+
+
 def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd: str = "F32") -> Path:
     """A model of random weights: a folder for F32, F16 and BF16, else a GGUF file in it, whose path is returned.
 
@@ -97,7 +115,7 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd:
         tensors[spec.source] = (dtype, spec.shape, _draw(rng, dtype, spec.shape, mean=float("norm" in spec.source)))
     if stored not in FORMATS:
         specs = {
-            name: TensorSpec(
+            hub_name(read.model_type, name): TensorSpec(
                 dtype=_TORCH_NAMES[dtype], shape=list(shape), data_ptr=data.ctypes.data, data_len=data.nbytes
             )
             for name, (dtype, shape, data) in tensors.items()
@@ -106,8 +124,14 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd:
         (folder / "config.json").write_text(json.dumps(config))
         return folder
     pairs = [*model_pairs(read, "random"), ("general.file_type", scalar("UINT32", 0))]
+    form = FAMILIES[read.model_type].gguf
     named = [
-        NewTensor(str(FAMILIES[read.model_type].gguf.stored_name(name)), dtype, shape, partial(list, [data]))
+        NewTensor(
+            str(form.stored_name(name)),
+            dtype,
+            shape[1:] if form.is_single_row(name) else shape,
+            partial(list, [data]),
+        )
         for name, (dtype, shape, data) in tensors.items()
     ]
     path = folder / f"{stored}.gguf"

@@ -14,7 +14,19 @@ from typing import Any
 import torch
 import transformers
 
-FAMILIES = ("granite", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3")
+FAMILIES = (
+    "granite",
+    "llama",
+    "mistral",
+    "mixtral",
+    "olmoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+)
 _MARGIN = 1e-4
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -24,7 +36,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
-    free_head_dim = family in ("mistral", "qwen3", "qwen3_moe", "seed_oss")
+    free_head_dim = family in ("mistral", "mixtral", "qwen3", "qwen3_moe", "seed_oss")
     if free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
     elif family in ("granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
@@ -66,12 +78,26 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config["max_window_layers"] = rng.choice([0, 1])
         if rng.random() < 0.5 and window is not None:
             config["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(num_layers)]
+    elif family == "qwen2_moe":
+        config |= {"use_sliding_window": window is not None, "sliding_window": window or 4096}
+        config["max_window_layers"] = rng.choice([1, 3])
     elif family == "qwen3_moe":
         config |= {"use_sliding_window": window is not None, "sliding_window": window}
-        config |= {"norm_topk_prob": rng.random() < 0.7, "moe_intermediate_size": rng.choice([9, 21, 40])}
-        config["num_experts"] = rng.choice([2, 5, 12, 24])
-        config["num_experts_per_tok"] = rng.randint(1, min(4, config["num_experts"]))
+    elif family == "mixtral":
+        config["sliding_window"] = window
+    if family in ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe"):
+        number = "num_local_experts" if family == "mixtral" else "num_experts"
+        config[number] = rng.choice([2, 5, 12, 24])
+        config["num_experts_per_tok"] = rng.randint(1, min(4, config[number]))
+    if family in ("olmoe", "qwen2_moe", "qwen3_moe"):
+        config["norm_topk_prob"] = rng.random() < 0.5
+    if family in ("qwen2_moe", "qwen3_moe"):
+        config["moe_intermediate_size"] = rng.choice([9, 21, 40])
         config |= rng.choice([{}, {}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [rng.randrange(num_layers)]}])
+    if family == "qwen2_moe":
+        config |= {"shared_expert_intermediate_size": rng.choice([13, 32]), "qkv_bias": rng.random() < 0.8}
+    if family == "olmoe":
+        config["pad_token_id"] = 0
     if family == "granite":
         config |= {
             "embedding_multiplier": rng.choice([12.0, 0.3]),
@@ -79,7 +105,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
             "residual_multiplier": rng.choice([0.22, 1.6]),
             "logits_scaling": rng.choice([0.3, 0.1]),
         }
-    if family in ("granite", "llama", "qwen3", "qwen3_moe", "seed_oss", "smollm3"):
+    if family in ("granite", "llama", "olmoe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"):
         config["attention_bias"] = rng.random() < 0.5
     if family in ("granite", "llama", "seed_oss", "smollm3"):
         config["mlp_bias"] = rng.random() < 0.5
@@ -155,7 +181,7 @@ def smallest_margin(hf: Any, ids: Sequence[int]) -> float:
             largest = logits.topk(router.top_k + 1).values
             margins.append(float((largest[:, -2] - largest[:, -1]).min() / logits.std()))
 
-    hooks = [module.register_forward_hook(look) for module in hf.modules() if hasattr(module, "top_k")]
+    hooks = [module.register_forward_hook(look) for module in hf.modules() if "TopKRouter" in type(module).__name__]
     with torch.no_grad():
         hf(torch.tensor([list(ids)]))
     for hook in hooks:

@@ -4,8 +4,9 @@
     mlp.gate_up_proj      | gate | up |     Phi-3's and GLM-4's
     experts.gate_up_proj  | gate of expert 0 | up of expert 0 | gate of expert 1 | …     [experts, rows, columns]
     experts.gate_proj     | expert 0 | expert 1 | …     GGUF's; so are up_proj and down_proj
+    block_sparse_moe      Mixtral's: `mlp` by another name, with experts of w1 (gate), w2 (down) and w3 (up)
 
-A new spelling is a line in _JOINS or _STACKS.
+A new spelling is a line in _JOINS, _STACKS or _NAMES.
 """
 
 import re
@@ -24,6 +25,9 @@ _STACKS: Mapping[str, tuple[str, ...]] = {
     "up_proj": ("up_proj",),
     "down_proj": ("down_proj",),
 }
+# Of Mixtral: stored name -> the model's.
+_NAMES: Mapping[str, str] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_RENAMED = re.compile(r"(.+\.)block_sparse_moe\.(gate|(experts\.\d+\.)(w[123]))\.weight", re.ASCII)
 _STACKED = re.compile(rf"(.+\.experts\.)({'|'.join(_STACKS)})(?:\.weight)?", re.ASCII)
 _JOINED = re.compile(rf"(.+\.)({'|'.join(map(re.escape, _JOINS))})(\.weight|\.bias)", re.ASCII)
 
@@ -46,11 +50,21 @@ class Join:
         return found
 
 
+def renamed(stored: str) -> str:
+    """The model's name of a tensor that files store under another one; other names as they are."""
+    if (match := _RENAMED.fullmatch(stored)) is None:
+        return stored
+    return f"{match[1]}mlp.{f'{match[3]}{_NAMES[match[4]]}' if match[3] else 'gate'}.weight"
+
+
 def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join]:
     """The joins among the names of stored tensors whose parts the model needs, all of them and of the same width."""
     needed = {spec.source: spec for spec in specs}
     joins = []
     for name in stored:
+        if (part := needed.get(renamed(name))) is not None and part.source != name:
+            joins.append(Join(WeightSpec(name, part.shape), (part,)))
+            continue
         if (match := _STACKED.fullmatch(name)) is not None:
             joins += _stack(name, match[1], _STACKS[match[2]], needed)
             continue

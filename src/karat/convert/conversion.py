@@ -86,6 +86,8 @@ def convert(
         name, weight = stacked[0].name, stacked[0]
         dtype, reason = _chosen_type(mix, name, weight, config, pure=pure)
         shape = weight.shape if len(stacked) == 1 else (len(stacked), *weight.shape)
+        if form.is_single_row(name):
+            shape = shape[1:]
         if weight.is_quantised and dtype in FORMATS and dtype != weight.dtype and not requantize:
             why = f" ({reason})" if reason else ""
             raise UsageError(
@@ -129,7 +131,7 @@ def _chosen_type(mix: TypeMix, name: str, weight: Weight, config: ModelConfig, *
     dtype = type_of(mix, name, weight.shape, int(match[1]) if match else None, config, pure=pure)
     if len(weight.shape) < 2 or dtype == mix.base:
         return dtype, None
-    if mix.base in FORMATS and weight.shape[-1] % FORMATS[mix.base].block_size:
+    if dtype != "F32" and mix.base in FORMATS and weight.shape[-1] % FORMATS[mix.base].block_size:
         if pure and dtype == "F16" and weight.dtype in PLAIN_BYTES:  # as `--quantize` does
             dtype = weight.dtype
         return dtype, f"rows of {weight.shape[-1]} are no whole blocks of {mix.base}"
@@ -138,15 +140,19 @@ def _chosen_type(mix: TypeMix, name: str, weight: Weight, config: ModelConfig, *
 
 def stored_tensor(config: ModelConfig, name: str, dtype: str, shape: tuple[int, ...], weight: Load) -> NewTensor:
     """A tensor with the weight's own values, vectors in float32. The weight is loaded when it is written."""
-    stored_name = FAMILIES[config.model_type].gguf.stored_name(name)
+    form = FAMILIES[config.model_type].gguf
+    stored_name = form.stored_name(name)
     assert stored_name is not None
-    return NewTensor(stored_name, "F32" if len(shape) < 2 else dtype, shape, partial(_as_it_is, config, weight))
+    if form.is_single_row(name):
+        shape = shape[1:]
+    dtype = "F32" if len(shape) < 2 else dtype
+    return NewTensor(stored_name, dtype, shape, partial(_as_it_is, config, weight, is_vector=len(shape) < 2))
 
 
-def _as_it_is(config: ModelConfig, load: Load) -> Iterator[NDArray[np.uint8]]:
+def _as_it_is(config: ModelConfig, load: Load, *, is_vector: bool) -> Iterator[NDArray[np.uint8]]:
     weight = stored_order(load(), config)
-    if len(weight.shape) < 2:
-        yield weight.to_array(np.dtype(np.float32)).astype("<f4", copy=False).view(np.uint8)
+    if is_vector:
+        yield weight.to_array(np.dtype(np.float32)).astype("<f4", copy=False).reshape(-1).view(np.uint8)
     else:
         yield weight.data
 

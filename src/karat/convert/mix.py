@@ -25,7 +25,7 @@ _SMALLER_BLOCKS: Mapping[str, str] = {
     "Q6_K": "Q8_0",
     "IQ4_XS": "IQ4_NL",
 }
-_ROUTERS = ("gate", "router")
+_ROUTERS = ("gate", "router", "shared_expert_gate")
 _FINER_O_OF_8_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS")
 
 

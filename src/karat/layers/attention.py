@@ -1,5 +1,7 @@
 """Self-attention with grouped KV heads, rotary positions and a paged cache."""
 
+from dataclasses import replace
+
 from karat.config import LayerShape
 from karat.kv.groups import Keys
 from karat.layers.linear import RowParallelLinear
@@ -9,14 +11,15 @@ from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.layers.shards import Cut, own_groups, own_heads, own_kv_heads
 from karat.ops.api import Cache, Ops, Step, Tensor
+from karat.ranks.group import SINGLE
 
 
 class Attention(Mixer):
     """Attention over x [tokens, hidden], with the heads, the window and the RoPE of `shape`.
 
-    With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation. Scores are multiplied by
-    `scale`, or else by head_dim^-½. `heads` and `kv_heads` are this
-    rank's.
+    With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation, or all of them together
+    (`norms_all_heads`; every rank then computes the whole attention). Scores are multiplied by `scale`, or else by
+    head_dim^-½. `heads` and `kv_heads` are this rank's.
     """
 
     def __init__(
@@ -28,9 +31,12 @@ class Attention(Mixer):
         qkv_bias: bool = False,
         o_bias: bool = False,
         qk_norm_eps: float | None = None,
+        norms_all_heads: bool = False,
         scale: float | None = None,
     ) -> None:
         self.name = place.name
+        if norms_all_heads:
+            place = replace(place, group=SINGLE)
         num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self._scale = head_dim**-0.5 if scale is None else scale
         self.qkv = QKVParallelLinear(
@@ -43,9 +49,10 @@ class Attention(Mixer):
         self.keeps = Keys(stop - start, head_dim, head_dim, shape.window)
         self.rotations = () if shape.rope is None else (Rotation(shape.rope, head_dim),)
         self._groups = own_groups(num_heads, num_kv_heads, unit, group)
+        normed = (num_heads * head_dim, num_kv_heads * head_dim) if norms_all_heads else (head_dim, head_dim)
         self.q_norm, self.k_norm = (
-            None if qk_norm_eps is None else RMSNorm(place / f"{part}_norm", head_dim, qk_norm_eps)
-            for part in ("q", "k")
+            None if qk_norm_eps is None else RMSNorm(place / f"{part}_norm", size, qk_norm_eps)
+            for part, size in zip(("q", "k"), normed, strict=True)
         )
         self.o_proj = RowParallelLinear(
             place / "o_proj", hidden_size, num_heads * head_dim, bias=o_bias, whole=head_dim

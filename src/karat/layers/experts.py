@@ -3,6 +3,7 @@
 from karat.errors import UsageError
 from karat.layers.linear import ColumnParallelLinear
 from karat.layers.mixer import Mixer, RopeTables
+from karat.layers.mlp import GatedMLP
 from karat.layers.place import Place
 from karat.layers.shards import own_leaves, part, tree_ends
 from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
@@ -12,13 +13,22 @@ class ExpertMixture(Mixer):
     """A weighted sum of `num_chosen` of `num_experts` SwiGLU MLPs of `inner_size`; x and it are [tokens, hidden].
 
     With `renormalised` the weights of the chosen ones are made to sum to 1. A rank holds a range of the experts; every
-    rank computes the router.
+    rank computes the router. The sum has the name `result`, or else the mixture's.
     """
 
     def __init__(
-        self, place: Place, hidden_size: int, inner_size: int, *, num_experts: int, num_chosen: int, renormalised: bool
+        self,
+        place: Place,
+        hidden_size: int,
+        inner_size: int,
+        *,
+        num_experts: int,
+        num_chosen: int,
+        renormalised: bool,
+        result: str | None = None,
     ) -> None:
         self.name = place.name
+        self._result = result or place.name
         self.router = ColumnParallelLinear(place / "gate", num_experts, hidden_size, bias=False, pieces=None)
         self._num_chosen, self._renormalised = num_chosen, renormalised
         group = place.group
@@ -52,5 +62,18 @@ class ExpertMixture(Mixer):
             leaves=self._leaves,
             first=self._first,
             group=self._group,
-            name=self.name,
+            name=self._result,
         )
+
+
+class SharedMixture(Mixer):
+    """experts(x) + sigmoid(gate(x)) * shared(x): `shared` is an MLP of all tokens, and gate(x) one number a token."""
+
+    def __init__(self, experts: ExpertMixture, shared: GatedMLP, gate: ColumnParallelLinear) -> None:
+        self.name, self.cuts = experts.name, shared.cuts
+        self.experts, self.shared, self.gate = experts, shared, gate
+
+    def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
+        given = self.experts(ops, x, step, cache, ropes)
+        shared, gate = self.shared(ops, x, step, cache, ropes), self.gate(ops, x)
+        return ops.add(given, ops.sigmoid_mul(shared, gate, name=f"{self.shared.name}_gated"), name=self.name)

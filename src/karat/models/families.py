@@ -4,7 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from karat.checkpoint.composite import Composite
-from karat.models import granite, llama, mistral, mistral3, qwen2, qwen3, qwen3_moe, seed_oss, smollm3
+from karat.models import (
+    granite,
+    llama,
+    mistral,
+    mistral3,
+    mixtral,
+    olmoe,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+)
 from karat.models.family import Family
 
 FAMILIES: Mapping[str, Family[Any]] = {
@@ -13,7 +26,10 @@ FAMILIES: Mapping[str, Family[Any]] = {
         granite.FAMILY,
         llama.FAMILY,
         mistral.FAMILY,
+        mixtral.FAMILY,
+        olmoe.FAMILY,
         qwen2.FAMILY,
+        qwen2_moe.FAMILY,
         qwen3.FAMILY,
         qwen3_moe.FAMILY,
         seed_oss.FAMILY,

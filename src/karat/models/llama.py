@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from karat.checkpoint.gguf import Metadata
-from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias, stated_window
+from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias, has_experts, stated_window
 from karat.config import ModelConfig
 from karat.layers.attention import Attention
 from karat.layers.block import Block, Branch
@@ -61,7 +61,8 @@ GGUF: GgufForm[LlamaConfig] = GgufForm(
     architecture="llama",
     in_layer=IN_LAYER,
     paired=("self_attn.q_proj", "self_attn.k_proj"),
-    claims=lambda metadata: not stated_window(metadata, "llama"),  # with one it is Mistral's
+    # With a window it is Mistral's, with experts Mixtral's.
+    claims=lambda metadata: not stated_window(metadata, "llama") and not has_experts(metadata, "llama"),
     own_config=_own_config,
     finer_values=lambda config: config.num_layers == 80 and config.num_heads != config.num_kv_heads,
 )

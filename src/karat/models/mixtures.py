@@ -36,8 +36,8 @@ class MixtureConfig(ModelConfig):
         ModelConfig.__post_init__(self)
 
 
-def mixture(place: Place, config: MixtureConfig) -> ExpertMixture:
-    """The experts of a layer."""
+def mixture(place: Place, config: MixtureConfig, result: str | None = None) -> ExpertMixture:
+    """The experts of a layer; `result` is the name of their sum, if not the place's."""
     return ExpertMixture(
         place,
         config.hidden_size,
@@ -45,6 +45,7 @@ def mixture(place: Place, config: MixtureConfig) -> ExpertMixture:
         num_experts=config.num_experts,
         num_chosen=config.num_experts_per_tok,
         renormalised=config.norm_topk_prob,
+        result=result,
     )
 
 
@@ -79,8 +80,11 @@ def size_in_old_files(metadata: Metadata, architecture: str) -> dict[str, Any]:
     return {"moe_intermediate_size": metadata.get(int, f"{architecture}.feed_forward_length") // max(1, chosen)}
 
 
-def not_in_gguf(config: MixtureConfig) -> str | None:
-    """Files state no dense layers, and readers renormalise always."""
+def not_in_gguf(config: MixtureConfig, *, renormalised: bool) -> str | None:
+    """Files state no dense layers, and readers of an architecture renormalise always, or never."""
     if config.dense_layers:
         return f"layers without experts (the first is {config.dense_layers[0]})"
-    return None if config.norm_topk_prob else "weights of experts that are not renormalised (norm_topk_prob=false)"
+    if config.norm_topk_prob == renormalised:
+        return None
+    which = "that are" if config.norm_topk_prob else "that are not"
+    return f"weights of experts {which} renormalised (norm_topk_prob={str(config.norm_topk_prob).lower()})"

@@ -86,7 +86,7 @@ GGUF: GgufForm[Qwen3MoeConfig] = GgufForm(
     },
     counts=mixtures.COUNTS | mixtures.SIZE,
     own_config=_own_config,
-    not_in_gguf=mixtures.not_in_gguf,
+    not_in_gguf=lambda config: mixtures.not_in_gguf(config, renormalised=True),
     not_in_llama_cpp=lambda config: "qwen3moe with biases in its attention" if config.attention_bias else None,
 )
 FAMILY = Family("qwen3_moe", "Qwen3MoeForCausalLM", read, layer, GGUF)

@@ -112,7 +112,10 @@ class Embedding(Single):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RmsNorm(Single):
-    """x * (1 / sqrt(mean(x²) + eps)) * weight over the last axis; shape of x."""
+    """x * (1 / sqrt(mean(x²) + eps)) * weight; shape of x.
+
+    The mean is over the last axis, or over the whole row if `weight` has as many elements.
+    """
 
     x: Tensor
     weight: Loaded

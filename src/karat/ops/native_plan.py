@@ -124,7 +124,8 @@ def _embedding(recorder: PlanRecorder, op: api.Embedding) -> Handle:
 
 
 def _rms_norm(recorder: PlanRecorder, op: api.RmsNorm) -> Handle:
-    _require(len(op.weight) == op.x.tail[-1], op.name, f"a weight of {len(op.weight)} for rows of {op.x.tail[-1]}")
+    fits = len(op.weight) in (op.x.tail[-1], prod(op.x.tail))
+    _require(fits, op.name, f"a weight of {len(op.weight)} for rows of {op.x.tail[-1]}")
     _require(0 <= op.eps < np.inf, op.name, f"eps={op.eps}; expected a finite number of at least 0")
     return Handle(recorder.plan.rms_norm(op.x.register, op.weight, op.eps), op.x.tail)
 

@@ -165,6 +165,10 @@ def test_one_element_that_was_loaded_wrongly_is_found_and_its_tensor_named(
     changed = Weight(weight.name, "F32", weight.shape, values.reshape(-1).view(np.uint8), weight.file)
     ours = {n: changed if w is weight else w for n, w in model.stored.items()}
     diagnosis = stream(model, ours, ReferenceOps("float32"), subject.steps).results.diagnosis
+    if ".experts." in name:  # of one that tokens chose the layer is named, of others nothing can be
+        wrong = {wrong.finding.name for wrong in diagnosis.unexplained} | {p for n in diagnosis.named for p in n.places}
+        assert wrong <= {name.partition(".experts.")[0], f"{name.partition('.experts.')[0]}.experts"}, (name, index)
+        return
     op = name.removesuffix(".weight").removesuffix(".bias")
     ops = {op, "lm_head"} if "embed" in name and model.config.tie_word_embeddings else {op}
     places = {place for named in diagnosis.named for place in named.places}

@@ -67,7 +67,7 @@ def _check_healthy(subject: Subject, trace: Trace, name: str) -> None:
     replay = Replay(subject.graph, subject.weights, trace)
     findings = replay.findings()
     recorded = {finding.name for finding in findings}
-    no_modules = {node.name for node in subject.graph.nodes.values() if node.kind == "scale"}
+    no_modules = {node.name for node in subject.graph.nodes.values() if node.kind in ("scale", "sigmoid_mul")}
     unseen = {"model.selected"} | (no_modules if "transformers" in name else set())
     assert recorded >= set(subject.graph.nodes) - unseen, "a result was not recorded"
     assert not replay.beyond_judging

@@ -140,7 +140,7 @@ def write_model(
 ) -> None:
     """What the gguf package makes of a Hugging Face model: its config.json and float32 weights."""
     family = config["model_type"]
-    arch = {"mistral": "llama", "qwen3_moe": "qwen3moe"}.get(family, family)
+    arch = {"mistral": "llama", "mixtral": "llama"}.get(family, family).replace("_moe", "moe")
     is_paired = arch in ("granite", "llama", "smollm3")
     options = {} if split is None else {"split_max_tensors": split}
     writer = gguf.GGUFWriter(path, arch, **options)
@@ -166,16 +166,18 @@ def write_model(
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    if "num_experts" in config:
-        writer.add_expert_count(config["num_experts"])
+    if num_experts := config.get("num_experts", config.get("num_local_experts")):
+        writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        if size := config["moe_intermediate_size"]:
+        if size := config.get("moe_intermediate_size"):
             writer.add_expert_feed_forward_length(size)
+        if size := config.get("shared_expert_intermediate_size"):
+            writer.add_expert_shared_feed_forward_length(size)
         weights = stacked(weights)
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for name, weight in weights.items():
-        stored = weight
+        stored = weight.squeeze()  # one row is a vector
         if is_paired and ".q_proj." in name:
             stored = paired(weight, config["num_attention_heads"])
         if is_paired and ".k_proj." in name:

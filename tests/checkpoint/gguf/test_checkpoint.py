@@ -131,8 +131,8 @@ class TestSameModel:
         for key in ("decoder_sparse_step", "mlp_only_layers"):
             raw.pop(key, None)
         if "norm_topk_prob" in raw:
-            raw["norm_topk_prob"] = True
-        if family not in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
+            raw["norm_topk_prob"] = family == "qwen3_moe"
+        if family not in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"):
             raw.pop("use_sliding_window")
         if family != "mistral":
             raw.pop("sliding_window")

@@ -147,6 +147,9 @@ BUGS: Mapping[str, Bug] = {
         "what experts give is weighted wrongly",
         "weights are the softmax over all experts; with norm_topk_prob they are divided by the sum of the chosen ones",
     ),
+    "shared-expert": Bug(
+        "the shared expert or the others are left out", "add sigmoid(shared_expert_gate(x)) * shared_expert(x)"
+    ),
     "expert-matrices": Bug(
         "experts compute with matrices of other experts",
         "a stack of matrices has them in order of the experts' ids, from 0 on",

@@ -30,6 +30,7 @@ _OF_LAYER = (
     block.wiring,
     experts.routing,
     experts.matrices,
+    experts.shared,
 )
 _OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "self_attn.attention")
 

@@ -124,6 +124,13 @@ def routing(scope: Scope, layer: Layer) -> Variants:
             yield "expert-weights", name, {role: {"pairing": name}}
 
 
+def shared(scope: Scope, layer: Layer) -> Variants:
+    """The MLP beside the experts. Its gate is one of `block.gates`."""
+    if "mlp.shared_expert_gate" in layer:
+        yield "shared-expert", "left out", {"mlp": {"factors": (1, 0)}}
+        yield "shared-expert", "only it is kept", {"mlp": {"factors": (0, 1)}}
+
+
 def matrices(scope: Scope, layer: Layer) -> Variants:
     """What an expert computes with."""
     for role in layer.roles_of("experts"):

@@ -53,16 +53,18 @@ def no_weight(norm: Op[Norm], a: Norm, _: bool) -> Array:
 
 @mistake("norm", of=ops.norm, choices=(True,))
 def eps_outside(norm: Op[Norm], a: Norm, _: bool) -> Array:
-    return a.x / (np.sqrt(ops.mean_square(a.x)) + a.eps) * a.weight
+    x = ops.spanned(a.x, a.weight)
+    return (x / (np.sqrt(ops.mean_square(x)) + a.eps) * a.weight).reshape(a.x.shape)
 
 
 @mistake("norm", of=ops.norm, choices=("LayerNorm", "variance", "mean"))
 def about_mean(norm: Op[Norm], a: Norm, what: str) -> Array:
     """The mean is taken off: x's own (mean), that of the square only (variance), or both (LayerNorm)."""
-    middle = a.x.mean(axis=-1, keepdims=True)
-    x = a.x if what == "variance" else a.x - middle
-    square = ops.mean_square(a.x if what == "mean" else a.x - middle)
-    return x / np.sqrt(square + a.eps) * a.weight
+    plain = ops.spanned(a.x, a.weight)
+    middle = plain.mean(axis=-1, keepdims=True)
+    x = plain if what == "variance" else plain - middle
+    square = ops.mean_square(plain if what == "mean" else plain - middle)
+    return (x / np.sqrt(square + a.eps) * a.weight).reshape(a.x.shape)
 
 
 def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
@@ -83,13 +85,15 @@ def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
         yield "norm-swapped", f"{role} has the weight of model.norm", {role: {"weight": "model.norm.weight"}}
     if "self_attn.q_norm" in layer:
         q, k = (layer.node(f"self_attn.{part}_norm").params["weight"] for part in "qk")
-        exchanged = {"self_attn.q_norm": {"weight": k}, "self_attn.k_norm": {"weight": q}}
-        yield "norm-swapped", "q_norm and k_norm are exchanged", exchanged
+        if scope.weights.shape(q) == scope.weights.shape(k):
+            exchanged = {"self_attn.q_norm": {"weight": k}, "self_attn.k_norm": {"weight": q}}
+            yield "norm-swapped", "q_norm and k_norm are exchanged", exchanged
     for role, source in ((first, layer.before), (second, layer.node(second).inputs[0])):
         readers = LINEARS[:3] if role == first else LINEARS[4:6]
         unused: dict[str, Params] = {r: {"inputs": (source,)} for r in readers if r in layer}
-        for r in (ROUTER, "mlp") if role == second and ROUTER in layer else ():
-            unused[r] = {"inputs": (source, *layer.node(r).inputs[1:])}
+        if role == second and ROUTER in layer:
+            for r in layer.readers_of(layer.node(role).name):
+                unused[r] = {"inputs": (source, *layer.node(r).inputs[1:])}
         yield "norm-missing", f"{role}'s result is not used", unused
 
 

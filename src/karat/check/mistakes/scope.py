@@ -70,6 +70,11 @@ class Layer:
         nodes = self.graph.by_role.items()
         return [role for (layer, role), node in nodes if layer == self.index and node.kind == kind]
 
+    def readers_of(self, name: str) -> list[str]:
+        """The roles of the layer's nodes whose first input is this result, in order."""
+        nodes = self.graph.by_role.items()
+        return [role for (layer, role), node in nodes if layer == self.index and node.inputs[:1] == (name,)]
+
     def edit(self, roles: Mapping[str, Params]) -> dict[str, Params]:
         """Edits by role as edits by name, without the roles that the layer does not have."""
         return {self.node(role).name: params for role, params in roles.items() if role in self}

@@ -34,7 +34,13 @@ class Norm:
 
 
 def norm(a: Norm) -> Array:
-    return a.x / np.sqrt(mean_square(a.x) + a.eps) * a.weight
+    x = spanned(a.x, a.weight)
+    return (x / np.sqrt(mean_square(x) + a.eps) * a.weight).reshape(a.x.shape)
+
+
+def spanned(x: Array, weight: Array) -> Array:
+    """x with a last axis as long as the weight: heads, or all heads of a row together."""
+    return x if weight.size == x.shape[-1] else x.reshape(len(x), -1)
 
 
 def mean_square(x: Array) -> Array:

@@ -258,15 +258,28 @@ class Recorder:
         """The router's logits, what it chose, and the sum of the experts. Experts see tokens without a batch."""
         output(mlp, prefix)
 
-        def routed(_module: Any, _args: Any, out: Any) -> None:
-            self._keep(f"{prefix}.gate", out[0][None])
+        def flat(module: Any, name: str) -> None:
+            def hook(_module: Any, _args: Any, out: Any) -> None:
+                self._keep(f"{prefix}.{name}", (out[0] if isinstance(out, tuple) else out)[None])
+
+            stack.callback(module.register_forward_hook(hook).remove)
 
         def chosen(_module: Any, args: Any) -> None:
             _, ids, weights = args
             self._keep(f"{prefix}.chosen_ids", ids[None].float())
             self._keep(f"{prefix}.chosen_weights", weights[None])
 
-        stack.callback(mlp.gate.register_forward_hook(routed).remove)
+        flat(mlp.gate, "gate")
+        if (shared := getattr(mlp, "shared_expert", None)) is not None:
+            flat(mlp.experts, "experts")
+            flat(mlp.shared_expert_gate, "shared_expert_gate")
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                flat(getattr(shared, part), f"shared_expert.{part}")
+
+            def inner(_module: Any, args: Any) -> None:
+                self._keep(f"{prefix}.shared_expert.act", args[0][None])
+
+            stack.callback(shared.down_proj.register_forward_pre_hook(inner).remove)
         stack.callback(mlp.experts.register_forward_pre_hook(chosen).remove)
 
     def _keep_rotary(self, module: Any, _args: Any, out: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from karat.checkpoint.joins import joins_of
+from karat.checkpoint.joins import joins_of, renamed
 from karat.checkpoint.weights import WeightSpec
 from karat.errors import CheckpointError
 
@@ -33,7 +33,7 @@ class HfFiles:
             with safe_open(folder / "model.safetensors", "pt") as file:
                 files = dict.fromkeys(file.keys(), folder / "model.safetensors")
         self._files = {
-            name.removeprefix("language_model.").replace("model.language_model.", "model.", 1): (file, name)
+            renamed(name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)): (file, name)
             for name, file in files.items()
         }
         self.names = tuple(self._files)

@@ -18,7 +18,7 @@ from karat.kv.cache import new_caches
 from karat.kv.groups import groups_of
 from karat.layers.attention import Attention
 from karat.layers.block import Block
-from karat.layers.experts import ExpertMixture
+from karat.layers.experts import ExpertMixture, SharedMixture
 from karat.layers.mlp import GatedMLP
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.models.cut_units import cut_units
@@ -31,7 +31,7 @@ Array = NDArray[np.floating]
 
 # With "theirs:" before a part, transformers computes that part and Karat the rest.
 ABOVE = 10.0  # times the noise, from which on a part is suspect
-_MLPS = (GatedMLP, ExpertMixture)
+_MLPS = (GatedMLP, ExpertMixture, SharedMixture)
 PARTS = ("attention", "mlp", "norm", "head", "layer:K")
 
 

@@ -97,10 +97,8 @@ class Replay:
                 shape = self.graph.shape(node)
                 return (shape.num_heads * shape.head_dim,)
             case "norm":
-                source = node.inputs[0]
                 of_heads = ".self_attn." in node.name
-                per_head = of_heads and weights.shape(node.params["weight"])[0] == self.graph.shape(node).head_dim
-                return self.features(self.graph.nodes[source]) if per_head else (config.hidden_size,)
+                return self.features(self.graph.nodes[node.inputs[0]]) if of_heads else (config.hidden_size,)
             case "chosen_ids":
                 return (node.params["num_chosen"],)
             case "chosen_weights":

@@ -175,7 +175,8 @@ def _named(path: Path, stored: Mapping[str, Weight], form: GgufForm[Any]) -> dic
         if (canonical := form.canonical_name(name)) is None:
             unknown.append(f"{shown(name)} {list(weight.shape)}")
         else:
-            weights[canonical] = Weight(canonical, weight.dtype, weight.shape, weight.stored, weight.file)
+            shape = (1, *weight.shape) if form.is_single_row(canonical) else weight.shape
+            weights[canonical] = Weight(canonical, weight.dtype, shape, weight.stored, weight.file)
     if unknown:
         raise CheckpointError(
             f"{path}: has {len(unknown)} tensors that no {form.architecture} model has: {listed(unknown)}; each would "

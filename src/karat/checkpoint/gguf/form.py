@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.gguf.values import Metadata
+from karat.checkpoint.gguf.values import GgufArray, Metadata
 from karat.config import ModelConfig
 
 C = TypeVar("C", bound=ModelConfig)
@@ -32,6 +32,13 @@ STACKED_EXPERTS: Mapping[str, str] = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
+# The MLP of all tokens beside them, and its gate.
+SHARED_EXPERT: Mapping[str, str] = {
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
 _TOP: Mapping[str, str] = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -50,6 +57,7 @@ class GgufForm(Generic[C]):
     claims: whether a file of that architecture is this family's.
     in_layer: a layer's tensors, GGUF's name -> Hugging Face's name.
     paired: Hugging Face names of the tensors whose rows are stored in pairs (see paired_rows).
+    single_rows: Hugging Face names of the matrices with one row, which the file has as vectors.
     has_window: whether the file states one sliding window for all layers.
     numbers: the numbers that only this architecture has, GGUF's key -> config.json's. A file without one, or with 0,
         has the default of config.json.
@@ -66,6 +74,7 @@ class GgufForm(Generic[C]):
     architecture: str
     in_layer: Mapping[str, str]
     paired: tuple[str, ...] = ()
+    single_rows: tuple[str, ...] = ()
     has_window: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +107,10 @@ class GgufForm(Generic[C]):
                     return f"blk.{match[1]}.{stored}.{match[3]}"
         return None
 
+    def is_single_row(self, canonical: str) -> bool:
+        """Whether the file has this matrix as a vector."""
+        return any(f".{name}." in canonical for name in self.single_rows)
+
     def is_paired(self, canonical: str) -> bool:
         """Whether the file stores the rows of this tensor in pairs."""
         return any(f".{name}." in canonical for name in self.paired)
@@ -120,6 +133,14 @@ def stated_window(metadata: Metadata, architecture: str) -> int:
     """The sliding window of a file in tokens; 0 for none, and for one that covers every context."""
     window = metadata.get(int, f"{architecture}.attention.sliding_window", 0)
     return window if 0 < window < metadata.get(int, f"{architecture}.context_length") else 0
+
+
+def has_experts(metadata: Metadata, architecture: str) -> bool:
+    """Whether a file states a number of experts, for any layer."""
+    count = metadata.values.get(f"{architecture}.expert_count", 0)
+    if not isinstance(count, GgufArray):
+        return bool(count)
+    return count.kind not in ("STRING", "ARRAY") and bool(count.numbers().any())
 
 
 def has_bias(names: Collection[str], part: str) -> bool:
