@@ -137,6 +137,13 @@ def test_an_overflow_after_an_activation_in_float16_is_named() -> None:
     assert case is not None and (case.outcome, case.unexplained) == ("right", ()), case
 
 
+def test_a_bias_after_rope_of_q_alone_is_not_said_of_k() -> None:
+    """k_rope is right; at q_proj a missing bias gives the same numbers, and q_rope says what it is."""
+    row = next(row for row in ROWS if row.title == "rope-before-bias")
+    case = run_case([row], "1836682608-rope-before-bias-0")
+    assert case is not None and (case.said, case.unexplained) == (("rope-before-bias",), ()), case
+
+
 @pytest.mark.parametrize("part", ["self_attn", "mlp"])
 def test_a_part_of_another_layer_is_named_from_layer_outputs_alone(part: str) -> None:
     """Three or four weights at one place, and one mistake: what a name match for "layers.1" takes along."""

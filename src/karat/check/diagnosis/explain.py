@@ -17,7 +17,7 @@ from karat.check.diagnosis.budget import SearchBudget
 from karat.check.diagnosis.fitted_head import fitted_head
 from karat.check.diagnosis.known_mistakes import merged
 from karat.check.diagnosis.parted import Parted, degrees
-from karat.check.diagnosis.proposals import Proposals
+from karat.check.diagnosis.proposals import Proposals, frozen
 from karat.check.diagnosis.searched import same_by_factor, searched
 from karat.check.diagnosis.verdict import BugExplanation
 from karat.check.mistakes.catalogue import Variant
@@ -39,6 +39,8 @@ DEARER = "mistakes in parts, of other numbers, and in pairs"
 _SHOWN = 6
 _OVERFLOW = "overflow-fp16"  # leaves infinity or NaN; without any, float16 is a narrower type (narrow-arithmetic)
 _OF_PARTS = (1, 1.5, 3.5)  # the costs of searches for mistakes in parts
+# Mistakes at several results that are proposed for every choice of them; so one that is made at others is not this one.
+_LISTED_BY_PLACES = frozenset({"rope-before-bias"})
 _LAST = "layer-prefix"  # most variants of a deep model; over several ops, where a try is slow, they are tried last
 
 
@@ -84,6 +86,7 @@ class Explainer:
             self._spent[finding.name] = spent + time.monotonic() - start
         # A mistake that is not made where it would have been as well gives way to others.
         found = [e for e in found if not self._is_contradicted(e)] or found
+        found = list({tuple((v.bug, frozen(v.edits)) for v in e.variants): e for e in reversed(found)}.values())[::-1]
         stated = {_parameters(e) for e in found if not any(v.fitted for v in e.variants)}
         # A fit of the same parameters as an enumerated mistake is that mistake.
         found = [e for e in found if not any(v.fitted for v in e.variants) or _parameters(e) not in stated]
@@ -95,7 +98,8 @@ class Explainer:
     def _is_contradicted(self, explanation: BugExplanation) -> bool:
         """Whether a mistake would change another recorded result, too, which is right."""
         replay = self.replay
-        edits = {name: p for variant in explanation.variants for name, p in variant.outside.items()}
+        listed = (variant for variant in explanation.variants if variant.bug in _LISTED_BY_PLACES)
+        edits = {name: params for variant in listed for name, params in variant.outside.items()}
         for name in (name for name in edits if name in replay.recorded and replay.wrong(name) is None):
             names = replay.segment(name)
             if replay.judge(name, names, replay.run(names, {name: edits[name]}), {name: edits[name]}).is_wrong:

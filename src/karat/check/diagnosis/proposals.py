@@ -49,7 +49,8 @@ class Proposals:
     def enumerated(self, names: tuple[str, ...]) -> Iterator[Variant]:
         """The mistakes without a free number that change the segment, each once.
 
-        Over several layers: the head and the final norm, then all layers, then single ones.
+        The embedding, the final norm and the head come first if they are in the segment, then all its layers, then
+        single ones.
         """
         inside = set(names)
         layers = self.layers(names)
@@ -57,9 +58,9 @@ class Proposals:
         pools = [self._enumerated(layers)]
         if len(layers) > 1:
             norms = list(self._enumeration.of_all_norms())
-            pools = [self._ends, *pools, norms, *(self._enumerated((layer,)) for layer in layers)]
-        else:
-            pools.append(self._ends)
+            pools += [norms, *(self._enumerated((layer,)) for layer in layers)]
+        has_ends = any(self._graph.nodes[name].layer is None for name in names)
+        pools.insert(0 if has_ends else len(pools), self._ends)
         parts: list[Variant] = []  # mistakes that change nodes outside too: tried last, as they claim more than is seen
         for variant in (variant for pool in pools for variant in pool):
             edits = {n: params for n, params in variant.edits.items() if n in inside}
@@ -68,12 +69,14 @@ class Proposals:
             if edits and len(edits) < len(variant.edits):
                 outside = {n: params for n, params in variant.edits.items() if n not in inside}
                 parts.append(replace(variant, edits=edits, outside=outside))
-            elif edits and (key := (variant.bug, _frozen(edits))) not in seen:
+            elif edits and (key := (variant.bug, frozen(edits))) not in seen:
                 seen.add(key)
                 yield variant
+        whole = seen.copy()
         for variant in parts:
-            if (key := (variant.bug, _frozen(variant.edits))) not in seen:
-                seen.add(key)
+            key = (variant.bug, frozen(variant.edits))
+            if key not in whole and (there := (*key, frozen(variant.outside))) not in seen:
+                seen.add(there)
                 yield variant
 
     def _is_computable(self, edits: Edits, inside: Container[str]) -> bool:
@@ -141,5 +144,5 @@ class Proposals:
         return self._by_layers[layers]
 
 
-def _frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:
+def frozen(edits: Mapping[str, Mapping[str, Any]]) -> Any:
     return tuple(sorted((name, tuple(sorted(params.items(), key=lambda kv: kv[0]))) for name, params in edits.items()))

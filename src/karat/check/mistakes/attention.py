@@ -210,7 +210,8 @@ def heads(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
         yield "gqa-tile", "K and V", {s: tile, a: tile}
         yield "gqa-tile", "K", {s: tile}
         yield "gqa-tile", "V", {a: tile}
-        for what, kv_heads in _kv_heads_by_rank(scope, layer):
+        first = ("KV head 0 for all", (0,) * layer.shape.num_heads)
+        for what, kv_heads in (first, *_kv_heads_by_rank(scope, layer)):
             params: Params = {"gqa": kv_heads}
             yield "gqa-tile", what, {s: params, a: params}
     for n in (1, *(n for n in scope.degrees if layer.shape.num_heads % n == 0 and n < layer.shape.num_heads)):

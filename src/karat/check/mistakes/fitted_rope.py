@@ -61,14 +61,15 @@ def _bounded(
     apart = int(positions[last]) - found
     if apart <= 0:
         return
-    yield "rope-position", f"position {found} for all after it", {"positions": ("clipped", found)}
+    if found:  # at position 0 nothing turns, which is another mistake
+        yield "rope-position", f"position {found} for all after it", {"positions": ("clipped", found)}
     some = np.linspace(0, len(positions) - 1, min(len(positions), _FEW_TOKENS)).astype(np.int64)
 
     def left(size: int) -> float:
         there = (positions[some] % size)[:, None] * frequencies
         return float(np.abs(np.exp(1j * angles[some]) - np.exp(1j * there)).sum())
 
-    sizes = [size for size in range(found + 1, apart + 1) if apart % size == 0]
+    sizes = [size for size in range(max(found + 1, 2), apart + 1) if apart % size == 0]
     if sizes:
         size = min(sizes, key=left)
         yield "rope-position", f"positions from {size} on count from 0 again", {"positions": ("wrapped", size)}
