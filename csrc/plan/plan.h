@@ -1,6 +1,6 @@
 // A plan: a model's ops, recorded once and run for every step, in one call without Python.
 //
-// Ops read and write registers, [rows, width] of float32 or bytes in one arena. Rows are the step's tokens, its
+// Ops read and write registers, [rows, width] of float32, int32 or bytes in one arena. Rows are the step's tokens, its
 // sequences, or the tokens whose logits are wanted. Every thread of the pool runs the whole list of ops. Ops on single
 // rows give each thread a share of the rows, the same share in every op, so two of them need no barrier between them.
 // Linear layers and attention hand out items of work as threads ask for them. No result depends on who computes what.

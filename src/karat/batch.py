@@ -128,7 +128,7 @@ class ForwardBatch:
         # Lists are cheaper than a dozen NumPy calls in a small step, and a large step takes far longer than both.
         numbers: list[int] = self.flat.tolist()
         columns = [numbers[start:stop] for start, stop in pairwise(self.bounds)]
-        token_ids, positions, starts, contexts, rows = columns[: len(COLUMNS)]
+        token_ids, positions, starts, contexts, rows, *_ = columns[: len(COLUMNS)]
         assert starts[0] == 0 and starts[-1] == num_tokens and all(a < b for a, b in pairwise(starts)), (
             "query_starts do not cut the tokens into sequences"
         )

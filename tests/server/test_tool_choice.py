@@ -257,7 +257,7 @@ def test_the_same_request_has_the_same_form_however_it_is_asked(
     asked = read_chat(judge({**body, **given_form}, fields_of(CHAT)))
     prepared = asyncio.run(prepare(asked, Rendering(dialect, prompt)))  # type: ignore[arg-type]
     made, called = prepared.given, [tool for tool in listed if choice != "named" or tool[0] == named]
-    assert prepared.talk.tools == {name: schema for name, schema, _ in called}, "by which bare texts are read"
+    assert prepared.answer_format.tools == {name: schema for name, schema, _ in called}, "by which bare texts are read"
     params = calling(
         SamplingParams(**given_form),
         dialect,

@@ -116,7 +116,7 @@ class AsyncLLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.end_token_ids = defaults.end_token_ids
-        self._intake = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
+        self._maker = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
         # What the engine would refuse is refused here, before it is queued.
         self.admission = Admission(ready.sizes, GrammarCache.of(self.tokenizer, self.vocab_size))
         self._dialect: Dialect | None = None
@@ -129,7 +129,7 @@ class AsyncLLM:
         )
         self._opener = RequestOpener(
             self._engine,
-            self._intake,
+            self._maker,
             self.admission,
             self.tokenizer,
             fingerprinting=self._fingerprinting,
@@ -170,7 +170,7 @@ class AsyncLLM:
     @property
     def chat_end_token_ids(self) -> frozenset[int]:
         """The tokens that end an answer in a conversation: end_token_ids and the one that the template ends it with."""
-        return self._intake.chat_end_token_ids
+        return self._maker.chat_end_token_ids
 
     @property
     def process_id(self) -> int:
@@ -207,7 +207,7 @@ class AsyncLLM:
         found = await self.fingerprint()
         ids = None
         if prompt is not None:
-            ids = (await self._opener.in_thread(self._intake.request, prompt, None)).prompt_token_ids
+            ids = (await self._opener.in_thread(self._maker.request, prompt, None)).prompt_token_ids
         verdict: Verdict = await self._opener.result(verifying(receipt, lambda: found, self, ids, begun))
         return verdict
 
@@ -241,7 +241,7 @@ class AsyncLLM:
         receipt: ReceiptWish = False,
         resume: Resume | None = None,
     ) -> AsyncGenerator[RequestUpdate, None]:
-        """Continue one prompt. Yields an update for each step of the engine that brings news; the last has the output.
+        """Continue one prompt. Yields an update for each step of the engine that has one; the last has the output.
 
         Prompts and params are those of `LLM.generate`. request_id names the request in outputs and `abort`; no other
         open request may have it (None: a new name). A smaller priority is served first. Prompts of different `salt`
@@ -298,7 +298,7 @@ class AsyncLLM:
         As many prompts of a list are under way as the engine has places for and as may wait. The first error ends all.
         """
         listed = prompts_in(prompts)
-        all_params = self._intake.params_for(len(listed), params)
+        all_params = self._maker.params_for(len(listed), params)
         options: dict[str, Any] = {"priority": priority, "salt": salt, "receipt": receipt}
         if len(listed) == 1 and listed[0] is prompts:
             return await self._output(listed[0], all_params[0], request_id=request_id, **options)
@@ -357,13 +357,13 @@ class AsyncLLM:
         options = chat_options(
             tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
         )
-        return await self._opener.in_thread(self._intake.chat_prompt, messages, options)
+        return await self._opener.in_thread(self._maker.chat_prompt, messages, options)
 
     async def dialect(self) -> Dialect:
         """How the model's chat template tells of tools, writes calls and reasons."""
         self._engine.attach()
         if self._dialect is None:
-            self._dialect = await self._opener.in_thread(lambda: self._intake.dialect)
+            self._dialect = await self._opener.in_thread(lambda: self._maker.dialect)
         return self._dialect
 
     async def tool_params(
@@ -376,7 +376,7 @@ class AsyncLLM:
         parallel_tool_calls: bool = True,
     ) -> SamplingParams:
         """As `LLM.tool_params`, for a prompt of `render`."""
-        params = sampling_params or self._intake.default_params_after(len(prompt.token_ids))
+        params = sampling_params or self._maker.default_params_after(len(prompt.token_ids))
         how: dict[str, Any] = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         return calling(params, await self.dialect(), prompt, tools, **how)
 

@@ -61,7 +61,7 @@ class Engine:
     A forward pass that raises changes nothing: its sequences can be stepped again or aborted.
 
     Where steps overlap (EngineConfig.overlaps_steps), one step is computed while the next one is made of other
-    sequences, and while the one before it is read. So a call may return without news of the step that it began.
+    sequences, and while the one before it is read. So a call may return without updates of the step that it began.
 
     An interrupt may leave a call anywhere. The next call repairs the state: choices are rebuilt from their tokens, and
     all sequences are computed anew, which gives the same tokens. After an interrupt while adding or aborting, the
@@ -187,15 +187,15 @@ class Engine:
         Updates that an interrupted step did not return come with the next one.
         """
         self.advance()
-        found = {name: (entry, entry.news) for name, entry in self._entries.items() if entry.news[1]}
+        found = {name: (entry, entry.delivery) for name, entry in self._entries.items() if entry.delivery[1]}
         updates = [update for _, (_, made) in found.values() for update in made]
         try:
             for request_id in found:
                 self.take(request_id)
             return updates
         except BaseException:
-            for request_id, (entry, news) in found.items():
-                entry.news = news
+            for request_id, (entry, delivery) in found.items():
+                entry.delivery = delivery
                 self._entries[request_id] = entry
             raise
 
@@ -217,11 +217,11 @@ class Engine:
         RequestError if there is no such request, so that no caller waits forever.
         """
         entry = self._entry(request_id)
-        carried, updates = entry.news
+        carried, updates = entry.delivery
         if entry.ended:
             del self._entries[request_id]
         else:
-            entry.news = carried, ()
+            entry.delivery = carried, ()
         return updates
 
     def prompt_progress(self, request_id: str) -> PromptProgress | None:
@@ -337,7 +337,7 @@ class Engine:
     def _results(self, step: _Step) -> Iterable[tuple[Chunk, Rows | NumericsError]]:
         """Logits [positions, vocab] of each chunk. After a NumericsError the chunks are run again one by one.
 
-        So only the sequence at fault ends. Running a chunk again is safe: it writes to the same slots.
+        So only the sequence at fault ends. Running a chunk again is safe: K and V go to the same slots.
         """
         try:
             logits = step.pending.rows()

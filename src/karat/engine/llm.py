@@ -205,7 +205,7 @@ class LLM:
         self.defaults_notice = defaults.notice
         self.engine = Engine(run, self.tokenizer, plan.sizes)
         self._shared = SharedEngine(self.engine)
-        self._intake = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
+        self._maker = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         prepare = Preparation(quantize, quiet=True)
         stored = StoredModel(
             config=self.config, checkpoint=checkpoint, prepare=prepare, tokenizer=lambda: tokenizer_loading.result()[0]
@@ -249,8 +249,8 @@ class LLM:
         refuse("generate", others, LLM.generate)
         self._shared.require_open()
         listed = prompts_in(prompts)
-        all_params = self._intake.params_for(len(listed), sampling_params)
-        priorities = self._intake.priorities_for(len(listed), priority)
+        all_params = self._maker.params_for(len(listed), sampling_params)
+        priorities = self._maker.priorities_for(len(listed), priority)
         requests = [self._request(*each) for each in zip(listed, all_params, priorities, strict=True)]
         return self._outputs(requests, receipt, use_tqdm=use_tqdm)
 
@@ -286,13 +286,13 @@ class LLM:
         refuse("chat", others, LLM.chat)
         self._shared.require_open()
         conversations = conversations_in(messages)
-        all_params = self._intake.params_for(len(conversations), sampling_params)
+        all_params = self._maker.params_for(len(conversations), sampling_params)
         options = chat_options(
             tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
         )
-        priorities = self._intake.priorities_for(len(conversations), priority)
+        priorities = self._maker.priorities_for(len(conversations), priority)
         requests = [
-            self._request(self._intake.chat_prompt(conversation, options), params, rank)
+            self._request(self._maker.chat_prompt(conversation, options), params, rank)
             for conversation, params, rank in zip(conversations, all_params, priorities, strict=True)
         ]
         return self._outputs(requests, receipt, use_tqdm=use_tqdm)
@@ -316,7 +316,7 @@ class LLM:
         """
         refuse("stream", others, LLM.stream)
         self._shared.require_open()
-        request = self._request(prompt, self._intake.params_for(1, sampling_params)[0], priority)
+        request = self._request(prompt, self._maker.params_for(1, sampling_params)[0], priority)
         return self._shared.stream(request, on_prompt)
 
     def stream_chat(
@@ -337,11 +337,11 @@ class LLM:
         """Answer one conversation as `chat` does, streaming as `stream` does."""
         refuse("stream_chat", others, LLM.stream_chat)
         self._shared.require_open()
-        params = self._intake.params_for(1, sampling_params)[0]
+        params = self._maker.params_for(1, sampling_params)[0]
         options = chat_options(
             tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
         )
-        request = self._request(self._intake.chat_prompt(messages, options), params, priority)
+        request = self._request(self._maker.chat_prompt(messages, options), params, priority)
         return self._shared.stream(request, on_prompt)
 
     def resume(
@@ -371,7 +371,7 @@ class LLM:
 
         begun = perf_counter()
         self._shared.require_open()
-        ids = None if prompt is None else self._intake.request(prompt, None).prompt_token_ids
+        ids = None if prompt is None else self._maker.request(prompt, None).prompt_token_ids
         verdict: Verdict = self._result(verifying(receipt, self.fingerprint, self, ids, begun))
         return verdict
 
@@ -426,7 +426,7 @@ class LLM:
         options = chat_options(
             tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
         )
-        return self._intake.chat_prompt(messages, options)
+        return self._maker.chat_prompt(messages, options)
 
     def tool_params(
         self,
@@ -448,7 +448,7 @@ class LLM:
 
         params = sampling_params or self.default_params_after(len(prompt.token_ids))
         how: dict[str, Any] = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
-        return calling(params, self._intake.dialect, prompt, tools, **how)
+        return calling(params, self._maker.dialect, prompt, tools, **how)
 
     def parse_chat(
         self, output: RequestOutput, tools: Sequence[Message] | None = None, *, calls_alone: bool = False
@@ -459,7 +459,7 @@ class LLM:
         """
         from karat.engine.requests.tool_calls import parsed
 
-        return parsed(output, self._intake.dialect, self.tokenizer, tools, calls_alone=calls_alone)
+        return parsed(output, self._maker.dialect, self.tokenizer, tools, calls_alone=calls_alone)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, which encodes and decodes, and renders conversations."""
@@ -527,7 +527,7 @@ class LLM:
     @property
     def chat_end_token_ids(self) -> frozenset[int]:
         """The tokens that end an answer in a conversation: end_token_ids and the one that the template ends it with."""
-        return self._intake.chat_end_token_ids
+        return self._maker.chat_end_token_ids
 
     def default_params_after(self, prompt_len: int, given: Mapping[str, Any] = {}) -> SamplingParams:
         """The default sampling after a prompt, with the fields `given` in place of the model's.
@@ -535,7 +535,7 @@ class LLM:
         A default max_tokens is lowered to what the context has room for, a default min_tokens to the max_tokens given.
         Raises CapacityError for a prompt without room for an answer, and RequestError.
         """
-        return self._intake.default_params_after(prompt_len, given)
+        return self._maker.default_params_after(prompt_len, given)
 
     def _text_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         self._shared.require_open()
@@ -545,7 +545,7 @@ class LLM:
         return ids
 
     def _request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
-        request = self._intake.request(prompt, params, priority)
+        request = self._maker.request(prompt, params, priority)
         self.engine.admission.check(request)
         return request
 
@@ -564,10 +564,10 @@ class LLM:
         return [with_receipts(output, request, found, self.max_model_len, receipt) for output, request in pairs]
 
     def _resumed(self, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams, choice: int) -> Request:
-        self._intake.params_for(1, params)
+        self._maker.params_for(1, params)
         if params.seed is None and params.temperature > 0:
             raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
-        request = self._intake.request(prompt, replace(params, n=1))
+        request = self._maker.request(prompt, replace(params, n=1))
         resumed = replace(request, resume=Resume(plain_ids(token_ids), choice))
         self.engine.admission.check(resumed)
         return resumed

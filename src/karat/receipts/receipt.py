@@ -26,11 +26,11 @@ Seed = Annotated[str, Meta(pattern="^[0-9]{1,19}$")]  # as text: readers of JSON
 Form = dict[str, str | tuple[str, ...]]
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ReceiptPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON object whose members are these and no others."""
 
 
-class Versions(_Part, frozen=True, forbid_unknown_fields=True):
+class Versions(_ReceiptPart, frozen=True, forbid_unknown_fields=True):
     """What computed the answer. Another version is no difference: the fingerprint has what decides answers.
 
     llguidance compiled the form of the answer; null without a form.
@@ -42,7 +42,7 @@ class Versions(_Part, frozen=True, forbid_unknown_fields=True):
     llguidance: str | None
 
 
-class Prompt(_Part, frozen=True, forbid_unknown_fields=True):
+class Prompt(_ReceiptPart, frozen=True, forbid_unknown_fields=True):
     """The tokens or, as a text, the SHA-256 of their canonical JSON; and the digest of the text (a rendered
     conversation too) where they were given as text.
     """
@@ -51,7 +51,7 @@ class Prompt(_Part, frozen=True, forbid_unknown_fields=True):
     text_sha256: Sha256 | None
 
 
-class Sampling(_Part, frozen=True, forbid_unknown_fields=True):
+class Sampling(_ReceiptPart, frozen=True, forbid_unknown_fields=True):
     """The fields of SamplingParams that decide an answer, all resolved. Log-probabilities and n decide none.
 
     The samplers at the end came later: those that are not used are left out, as in receipts that were made before them.
@@ -99,7 +99,7 @@ class Sampling(_Part, frozen=True, forbid_unknown_fields=True):
         return SamplingParams(**values | {"logit_bias": bias, "structured_outputs": form})
 
 
-class Output(_Part, frozen=True, forbid_unknown_fields=True):
+class Output(_ReceiptPart, frozen=True, forbid_unknown_fields=True):
     """What came out: the tokens, or their digest as of the prompt's."""
 
     token_ids: Annotated[tuple[TokenId, ...], Meta(min_length=1)] | Sha256
@@ -108,7 +108,7 @@ class Output(_Part, frozen=True, forbid_unknown_fields=True):
     stop_reason: str | int | None
 
 
-class Signature(_Part, frozen=True, forbid_unknown_fields=True):
+class Signature(_ReceiptPart, frozen=True, forbid_unknown_fields=True):
     """Ed25519 (RFC 8032) over the canonical JSON of all other members, as hexadecimal digits."""
 
     algorithm: Literal["Ed25519"]
@@ -116,7 +116,7 @@ class Signature(_Part, frozen=True, forbid_unknown_fields=True):
     value: Hex
 
 
-class Receipt(_Part, frozen=True, forbid_unknown_fields=True):
+class Receipt(_ReceiptPart, frozen=True, forbid_unknown_fields=True):
     """One choice of a request.
 
     checksums name a member that was changed: 8 hexadecimal digits of the SHA-256 of each. sha256 is over the canonical

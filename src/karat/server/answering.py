@@ -82,7 +82,7 @@ class Answering:
             self._metrics.tally([len(ask.token_ids) for ask in work.asks]),
             made.prompt_texts,
             self._settings.signer,
-            made.talk,
+            made.answer_format,
             made.without_effect,
             asked.form.structure_field if is_own else "tools",
             asked.echo,
@@ -90,8 +90,8 @@ class Answering:
 
     def _work(self, request: Request, asked: ChatRequest | TextRequest, made: Prepared, llm: AsyncLLM) -> AskedWork:
         usual = self._settings.default_max_tokens
-        wishes = asked.wishes.with_header(request.headers.get(RECEIPT_HEADER))
-        given = seeded(made.given, wishes)
+        karat_options = asked.karat_options.with_header(request.headers.get(RECEIPT_HEADER))
+        given = seeded(made.given, karat_options)
         asks = []
         for prompt, text in made.prompts:
             num_tokens = len(ids_of(prompt))
@@ -101,7 +101,7 @@ class Answering:
             asks.append(Ask(prompt, params, text))
         tenant = request.scope.get("karat.tenant")
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
-        return AskedWork(tuple(asks), given["seed"], asked.priority, salt, wishes.receipt, wishes.resume)
+        return AskedWork(tuple(asks), given["seed"], asked.priority, salt, karat_options.receipt, karat_options.resume)
 
     async def _follow(
         self, subject: Subject, llm: AsyncLLM, see: Callable[[int, RequestUpdate], None], *, progress: bool

@@ -53,7 +53,7 @@ def written(form: StructuredOutputs) -> str:
     assert told is not None
     try:
         _check(told)
-        return _Rewriting(syntax.read(told)).grammar()
+        return _LarkRewriting(syntax.read(told)).grammar()
     except (UnwritableError, RecursionError) as error:
         why = str(error) if isinstance(error, UnwritableError) else "it is nested too deep"
         raise RequestError(
@@ -72,7 +72,7 @@ def _check(grammar: str) -> None:
         raise UnwritableError(" ".join(told.split())[:300])
 
 
-class _Rewriting:
+class _LarkRewriting:
     """Of one grammar. Its own rules and terminals are named by numbers."""
 
     def __init__(self, read: syntax.LarkGrammar) -> None:

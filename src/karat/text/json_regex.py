@@ -133,10 +133,10 @@ def one_of(source: str, flags: str = "") -> Escaped:
 
 def of_regex(text: str, flags: str = "") -> Escaped:
     """A regex that llguidance takes, as it stands between slashes in Lark. UnwritableError for what is none of ours."""
-    return _Reading(text).choice(flags, 0)
+    return _RegexReading(text).choice(flags, 0)
 
 
-class _Reading:
+class _RegexReading:
     """Of one regex, from its beginning to its end."""
 
     def __init__(self, text: str) -> None:

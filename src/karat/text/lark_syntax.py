@@ -119,10 +119,10 @@ class LarkGrammar:
 
 def read(text: str) -> LarkGrammar:
     """UnwritableError, which names it, for what is none of the syntax here."""
-    return _Reading(text).grammar()
+    return _LarkReading(text).grammar()
 
 
-class _Reading:
+class _LarkReading:
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, str]] = []
         at = 0

@@ -28,7 +28,7 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 def rewritten(schema: Mapping[str, Any]) -> Schema:
     """RequestError, with its name and place, for a keyword that no grammar can keep to."""
     try:
-        made = _Rewriting(schema).of(schema, "")
+        made = _SchemaRewriting(schema).of(schema, "")
     except _UnkeptError as error:
         where = f"{error.keyword} of {error.place}" if error.place else error.keyword
         raise RequestError(
@@ -48,7 +48,7 @@ class _UnkeptError(Exception):
         self.place: str | None = None
 
 
-class _Rewriting:
+class _SchemaRewriting:
     """Of one document, `root`."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:

@@ -98,7 +98,7 @@ def add(number: int, *, length: int = 40, max_tokens: int = 900) -> AddRequest:
 def test_the_worker_frees_before_the_next_step_and_tells_each_step_once(llm: LLM) -> None:
     """An abort that comes while a step is computed is obeyed before the next one: two steps at the most."""
     told = served(llm, [add(0), add(1), add(2, max_tokens=2)], [], [Abort("0"), Abort("7")], [], [Abort("1")], [])
-    steps = [{news.request_id: news for news in message.news} for message in told]
+    steps = [{update.request_id: update for update in message.updates} for message in told]
     assert [sorted(step) for step in steps] == [["0", "1", "2"], ["0", "1", "2"], ["0", "1"], ["1"], ["1"]][
         : len(steps)
     ]
@@ -123,19 +123,19 @@ def test_progress_is_told_twice_a_second_to_who_asks(is_asked: bool, llm: LLM, m
     monkeypatch.setattr(engine, "_clock", lambda: now[0])
     asked = add(50 + is_asked, length=800, max_tokens=1)
     told = served(llm, [AddRequest(asked.request, is_asked)], *[[] for _ in range(40)])
-    computed = [news.progress.num_computed for message in told for news in message.news if news.progress]
+    computed = [update.progress.num_computed for message in told for update in message.updates if update.progress]
     if is_asked:
         assert computed[-1] == 800 and max(b - a for a, b in pairwise(computed)) <= 50, "half a second"
     else:
         assert computed == [512]
-    assert told[-1].news[-1].ended
+    assert told[-1].updates[-1].ended
     engine._pace.__init__(0.0)  # type: ignore[misc]
 
 
 def test_a_request_that_the_engine_refuses_is_told(llm: LLM) -> None:
     (message,) = served(llm, [add(0, length=5000)], [])
-    (news,) = message.news
-    assert news.ended and news.refused is not None and news.refused[0] == "CapacityError"
+    (update,) = message.updates
+    assert update.ended and update.refused is not None and update.refused[0] == "CapacityError"
 
 
 def test_a_comparison_has_a_quarter_of_the_time_while_others_are_computed(
@@ -163,7 +163,7 @@ def test_a_comparison_has_a_quarter_of_the_time_while_others_are_computed(
     with suppress(EOFError):
         Worker(line, llm, lambda: now[0]).serve()  # type: ignore[arg-type]
     beside, alone = sum(spent[False]), sum(spent[True])
-    ended = next(place for place, message in enumerate(line.told) if message.news and message.news[-1].ended)
+    ended = next(place for place, message in enumerate(line.told) if message.updates and message.updates[-1].ended)
     assert ended == 99, "the stream has a token in each step"
     assert 0.2 * 1.5 <= beside <= (1.5 + beside) * 0.25 + 0.02
     assert len(spent[True]) + len(spent[False]) - 2 == 40 and alone > 0
@@ -450,9 +450,9 @@ def test_a_request_that_cannot_be_added_is_refused_alone(
 
     monkeypatch.setattr(llm.engine.scheduler, "add", failing)
     first, *_, last = served(llm, [add(0), add(1, max_tokens=3)], [], [], [])
-    by_id = {news.request_id: news for news in first.news}
+    by_id = {update.request_id: update for update in first.updates}
     assert by_id["0"].refused is not None and by_id["0"].refused[0] == told and by_id["0"].ended
-    assert by_id["1"].chunks and last.news[-1].chunks[-1].finish_reason == "length"
+    assert by_id["1"].chunks and last.updates[-1].chunks[-1].finish_reason == "length"
     assert not llm.engine.has_work and "0" not in llm.engine._entries
 
 
@@ -488,8 +488,8 @@ def test_news_that_cannot_be_sent_end_their_request_alone(llm: LLM, line: tuple[
     line[0].send(Stepped([bad, good], llm.engine.stats(), [], [Replayed("r", Difference("\ud800"), None)]))
     (message,) = line[1].take()
     step = msgspec.msgpack.Decoder(Stepped).decode(message)
-    assert step.news[1] == good and step.news[0].request_id == "bad" and not step.news[0].ended
-    assert step.news[0].refused is not None and step.news[0].refused[0] == "BugError"
+    assert step.updates[1] == good and step.updates[0].request_id == "bad" and not step.updates[0].ended
+    assert step.updates[0].refused is not None and step.updates[0].refused[0] == "BugError"
     assert step.replayed[0].refused is not None and any("UnicodeEncodeError" in log.text for log in step.logs)
 
 

@@ -146,12 +146,16 @@ def slow_llm(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LLM, S
 
 def pieces(told: list[Stepped], request_id: str) -> list[Any]:
     return [
-        piece for message in told for news in message.news if news.request_id == request_id for piece in news.chunks
+        piece
+        for message in told
+        for update in message.updates
+        if update.request_id == request_id
+        for piece in update.chunks
     ]
 
 
 def has_ended(told: list[Stepped], *request_ids: str) -> bool:
-    ended = {news.request_id for message in told for news in message.news if news.ended}
+    ended = {update.request_id for message in told for update in message.updates if update.ended}
     ended |= {replayed.request_id for message in told for replayed in message.replayed}
     return ended >= set(request_ids)
 
@@ -180,7 +184,9 @@ def test_no_step_waits_for_a_form(slow_llm: tuple[LLM, SlowForms], kind: str) ->
     if kind == "answer":
         text = "".join(piece.text for piece in pieces(line.told, "formed"))
         assert len(text) == 5 and text.replace(" ", "a").islower()
-        first = next(n for n, message in enumerate(line.told) for news in message.news if news.request_id == "formed")
+        first = next(
+            n for n, message in enumerate(line.told) for update in message.updates if update.request_id == "formed"
+        )
     else:
         first, told = next((n, told) for n, message in enumerate(line.told) for told in message.replayed)
         assert told.refused is None
@@ -204,8 +210,8 @@ def test_a_worker_without_other_work_begins_when_the_form_is_compiled(slow_llm: 
     line = Listening([commands], is_over)
     with suppress(EOFError):
         Worker(line, llm).serve()  # type: ignore[arg-type]
-    first = next(message for message in line.told if message.news)
-    assert [news.request_id for news in first.news] == ["one", "two"] and len(slow.compiled) == 1
+    first = next(message for message in line.told if message.updates)
+    assert [update.request_id for update in first.updates] == ["one", "two"] and len(slow.compiled) == 1
 
 
 @pytest.mark.parametrize("kind", ["answer", "replay"])
@@ -219,8 +225,8 @@ def test_an_abort_while_compiling_leaves_nothing(slow_llm: tuple[LLM, SlowForms]
         worker.serve()
     assert worker._formed == {} and worker._open == {} and worker._waiting == set() and worker._replays == {}
     if kind == "answer":
-        ((news,),) = [message.news for message in line.told]
-        assert news.ended and [(piece.index, piece.finish_reason) for piece in news.chunks] == [
+        ((update,),) = [message.updates for message in line.told]
+        assert update.ended and [(piece.index, piece.finish_reason) for piece in update.chunks] == [
             (index, "abort") for index in range(3)
         ]
     slow.gate.set()
@@ -236,9 +242,9 @@ def test_a_worker_refuses_what_passes_the_limit(llm: LLM, monkeypatch: pytest.Mo
     with suppress(EOFError):
         Worker(line, llm).serve()  # type: ignore[arg-type]
     hasty.gate.set()
-    news = [news for message in line.told for news in message.news]
+    updates = [update for message in line.told for update in message.updates]
     replayed = [replayed for message in line.told for replayed in message.replayed]
-    for (told,) in (news, replayed):
+    for (told,) in (updates, replayed):
         assert told.refused is not None and told.refused[0] == "RequestError" and "compiled within" in told.refused[1]
     assert not llm.engine.has_work
 

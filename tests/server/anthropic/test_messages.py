@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from karat.outputs import StreamChunk
-from karat.server.answers.parts import NO_TALK
+from karat.server.answers.parts import PLAIN_TEXT
 from karat.server.answers.subject import Heading
 from karat.server.answers.tally import UpdateTally
 from karat.server.anthropic.events import MessageEvents, error_event
@@ -178,7 +178,7 @@ def test_an_error_in_the_middle_is_the_last_event() -> None:
         work=SimpleNamespace(seed=1),
         tally=UpdateTally([3]),
         signer=None,
-        reader=lambda: NO_TALK.reader(BYTES),
+        reader=lambda: PLAIN_TEXT.reader(BYTES),
     )
     events, bad = MessageEvents(subject), StreamChunk(0, "", (), "error", error="a logit is NaN")
     update: Any = SimpleNamespace(chunks=[bad], output=None, progress=None)

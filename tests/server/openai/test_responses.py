@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from karat.server.answers.parts import NO_TALK
+from karat.server.answers.parts import PLAIN_TEXT
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, INPUT_TOKENS, RESPONSES
 from karat.server.openai.response_events import ResponseEvents
@@ -115,7 +115,7 @@ def test_what_is_dropped_is_named_and_errors_are_of_the_form(server: Running) ->
 
 def test_an_error_in_the_middle_is_the_last_event() -> None:
     heading, echo = SimpleNamespace(id="resp-1"), Echo(None, {}, None)
-    subject: Any = SimpleNamespace(heading=heading, echo=echo, reader=lambda: NO_TALK.reader(BYTES))
+    subject: Any = SimpleNamespace(heading=heading, echo=echo, reader=lambda: PLAIN_TEXT.reader(BYTES))
     events = ResponseEvents(subject)
     name, data = events.error_event(ApiError(500, "a logit is NaN", code="numerics")).decode().strip().split("\n")
     assert name == "event: error"

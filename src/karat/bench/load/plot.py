@@ -24,7 +24,7 @@ def latency_plot(result: Mapping[str, Any]) -> str:
     every = [point for found in lines.values() for line in found.values() for point in line]
     if not every:
         raise UsageError("no request was answered, so there is nothing to draw; leave --plot out")
-    x = _Axis(0, 1.08 * max(rate for rate, _, _ in every), _LEFT, _WIDTH - _RIGHT)
+    x = _LoadAxis(0, 1.08 * max(rate for rate, _, _ in every), _LEFT, _WIDTH - _RIGHT)
     parts = _heading(result)
     for number, (panel, title) in enumerate(_PANELS):
         top = _TOP + number * (_PANEL + _GAP)
@@ -53,7 +53,7 @@ def _line(points: Sequence[Mapping[str, Any]], name: str, panel: str, rank: str)
     return found
 
 
-class _Axis:
+class _LoadAxis:
     """From pixel `start` to pixel `end`, linear, with about six round ticks."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
@@ -94,7 +94,7 @@ def _heading(result: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _frame(x: _Axis, y: _LogAxis, top: float, title: str) -> list[str]:
+def _frame(x: _LoadAxis, y: _LogAxis, top: float, title: str) -> list[str]:
     bottom, right = top + _PANEL, _WIDTH - _RIGHT
     parts = []
     for tick in x.ticks:
@@ -110,7 +110,7 @@ def _frame(x: _Axis, y: _LogAxis, top: float, title: str) -> list[str]:
     return [*parts, f'<g transform="rotate(-90 24 {middle})">{label}</g>']
 
 
-def _drawn(x: _Axis, y: _LogAxis, line: Sequence[_Point], colour: str, style: str, *, says_load: bool) -> list[str]:
+def _drawn(x: _LoadAxis, y: _LogAxis, line: Sequence[_Point], colour: str, style: str, *, says_load: bool) -> list[str]:
     places = [(x(rate), y(ms), load) for rate, ms, load in line]
     parts = []
     for is_rate in (False, True):  # loads of one kind are joined

@@ -58,7 +58,7 @@ def measure(
     watcher: TrafficWatcher,
 ) -> list[dict[str, Any]]:
     """The points, one for each load. In a turn all servers get the same conversations, in turns, at the same times."""
-    session = _Session(plan, servers, manners, supply, rng, watcher)
+    session = _LoadSession(plan, servers, manners, supply, rng, watcher)
     session.warm_up()
     points = [session.point(load) for load in plan.loads]
     if plan.sweep:
@@ -68,7 +68,7 @@ def measure(
     return points
 
 
-class _Session:
+class _LoadSession:
     def __init__(
         self,
         plan: TrafficPlan,

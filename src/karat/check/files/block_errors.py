@@ -44,7 +44,7 @@ ORIGINAL = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BlockPart:
     """Blocks [n, block_bytes], the originals of their values [n, block_size], and how far each original may be off."""
 
     blocks: Blocks
@@ -92,23 +92,23 @@ class _Parts:
         self._original, self._data = original, original.data
         self._columns = original.shape[-1]
 
-    def __iter__(self) -> Iterator[_Part]:
+    def __iter__(self) -> Iterator[_BlockPart]:
         step = max(1, _PART // self._columns)  # whole rows, so that blocks of both are whole
         for start in range(0, self._original.shape[0], step):
             rows = range(start, min(start + step, self._original.shape[0]))
             yield self._part(rows, slice(None))
 
-    def of(self, numbers: NDArray[np.intp]) -> _Part:
+    def of(self, numbers: NDArray[np.intp]) -> _BlockPart:
         """These blocks, counted from the first of the first row."""
         per_row = self._columns // self._format.block_size
         found = [
             self._part(range(n // per_row, n // per_row + 1), slice(n % per_row, n % per_row + 1)) for n in numbers
         ]
-        return _Part(
+        return _BlockPart(
             *(np.concatenate(arrays) for arrays in zip(*((p.blocks, p.right, p.room) for p in found), strict=True))
         )
 
-    def _part(self, rows: range, which: slice) -> _Part:
+    def _part(self, rows: range, which: slice) -> _BlockPart:
         """Some blocks of rows."""
         size, row_bytes = self._format.block_size, self._original.num_bytes // self._original.shape[0]
         data = self._data[rows.start * row_bytes : rows.stop * row_bytes]
@@ -122,10 +122,10 @@ class _Parts:
         per_row = self._columns // size
         blocks = self._blocks[rows.start * per_row : rows.stop * per_row].reshape(len(rows), per_row, -1)[:, which]
         right, room = (x.reshape(len(rows), per_row, size)[:, which].reshape(-1, size) for x in (right, room))
-        return _Part(blocks.reshape(-1, self._format.block_bytes), right, room)
+        return _BlockPart(blocks.reshape(-1, self._format.block_bytes), right, room)
 
 
-def _of_blocks(stored: str, part: _Part) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _of_blocks(stored: str, part: _BlockPart) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """For each block its largest `steps` and `beyond`; with codebooks, `beyond` is the block's relative error."""
     if stored in LAYOUTS:
         found = misses(stored, part.blocks, part.right, part.room)
@@ -136,7 +136,7 @@ def _of_blocks(stored: str, part: _Part) -> tuple[NDArray[np.float32], NDArray[n
     return np.zeros(len(error), np.float32), relative.astype(np.float32)
 
 
-def _errors(stored: str, part: _Part) -> tuple[Array, Array]:
+def _errors(stored: str, part: _BlockPart) -> tuple[Array, Array]:
     """Root sums of squares [n]: of the blocks' errors (doubled for a block of zeros), and of their originals."""
     values = FORMATS[stored].dequantize(part.blocks).astype(np.float64)
     off = np.maximum(np.abs(values - part.right) - part.room - _LEAST_VALUE, 0)
@@ -161,7 +161,7 @@ def _limit_beyond(stored: str, beyond: NDArray[np.float32]) -> float:
     return max(RELATIVE, USUAL * float(np.quantile(beyond, USUAL_SHARE, method="lower")))
 
 
-def _is_certain(stored: str, part: _Part, limit: float, weighed: bool) -> NDArray[np.bool_]:
+def _is_certain(stored: str, part: _BlockPart, limit: float, weighed: bool) -> NDArray[np.bool_]:
     """Which suspects no importance matrix explains."""
     if stored not in LAYOUTS:
         return np.ones(len(part.blocks), bool)

@@ -52,7 +52,7 @@ def verify_by_reference(model: CheckedModel, receipt: Receipt, quantize: str | N
     finding, num_undecided = changed_since(receipt) or fault, 0
     if finding is None:
         prepare = Preparation(quantize, quiet=True)
-        tokenizer, ends = _text_side(model)
+        tokenizer, ends = _tokenizer_and_ends(model)
         _require_same_model(model, receipt, prepare, tokenizer)
         finding = impossible(
             receipt,
@@ -66,7 +66,7 @@ def verify_by_reference(model: CheckedModel, receipt: Receipt, quantize: str | N
     return Verdict(cast(Any, kind), len(ids), perf_counter() - before, finding, num_undecided, signer)
 
 
-def _text_side(model: CheckedModel) -> tuple[Tokenizer, frozenset[int]]:
+def _tokenizer_and_ends(model: CheckedModel) -> tuple[Tokenizer, frozenset[int]]:
     tokenizer, defaults = TokenizerLoading(model.checkpoint, model.config, None, "auto").result()
     return tokenizer, defaults.end_token_ids
 

@@ -1,4 +1,4 @@
-"""AsyncEngine: the engine's process as one event loop uses it: open requests, incoming news, and its death."""
+"""AsyncEngine: the engine's process as one event loop uses it: open requests, incoming updates, and its death."""
 
 import asyncio
 import logging
@@ -214,24 +214,24 @@ class AsyncEngine:
                     for replayed in message.replayed:
                         if (waiting := self._replays.get(replayed.request_id)) is not None and not waiting.done():
                             waiting.set_result(replayed)
-                    for news in message.news:
-                        if (opened := self._open.get(news.request_id)) is not None:
-                            self._bring(opened, news)
+                    for update in message.updates:
+                        if (opened := self._open.get(update.request_id)) is not None:
+                            self._bring(opened, update)
                 case EngineFailed():
                     self._fail(raised(message))
                     return
 
-    def _bring(self, opened: OpenRequest, news: RequestUpdate) -> None:
-        """Give a request its news. What goes wrong with them ends this request alone."""
+    def _bring(self, opened: OpenRequest, update: RequestUpdate) -> None:
+        """Give a request its update. What goes wrong with them ends this request alone."""
         try:
-            if news.refused is not None:
-                opened.fail(unpacked(*news.refused))
+            if update.refused is not None:
+                opened.fail(unpacked(*update.refused))
             else:
-                opened.bring(news)
+                opened.bring(update)
         except Exception as fault:  # noqa: BLE001 - raised where the caller waits
             opened.fail(fault)
-        if news.ended:
-            del self._open[news.request_id]
+        if update.ended:
+            del self._open[update.request_id]
         elif opened.has_ended:  # nobody read it, or it failed here
             self.forget(opened)
 

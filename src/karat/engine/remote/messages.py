@@ -103,12 +103,12 @@ class ComparisonEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):
-    """One step in one message: the news of every request that has any, and the engine's counters.
+    """One step in one message: the update of every request that has one, and the engine's counters.
 
     An update has progress when the request begins and, if asked for, in each step of the prompt. It has no output.
     """
 
-    news: list[RequestUpdate]
+    updates: list[RequestUpdate]
     stats: EngineStats
     logs: list[Log]
     replayed: list[Replayed | ComparisonEnded] = []

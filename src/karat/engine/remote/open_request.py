@@ -1,4 +1,4 @@
-"""OpenRequest: an open request of AsyncLLM: its news, shown as they come or kept until read, and its output."""
+"""OpenRequest: an open request of AsyncLLM: its updates, shown as they come or kept until read, and its output."""
 
 import asyncio
 from collections import deque
@@ -13,12 +13,12 @@ from karat.request import Request
 
 
 class OpenRequest:
-    """The event loop brings news. `see` gets each update at once; without it, one reader awaits `next`.
+    """The event loop brings updates. `see` gets each update at once; without it, one reader awaits `next`.
 
     `complete` adds to the output what the engine does not know. It runs where the caller waits, in `next` or `output`,
     which raise its exceptions: the last update is seen after it.
 
-    At most `most_kept` tokens wait to be read. `has_begun`: the engine computes it. `has_ended`: no more news come.
+    At most `most_kept` tokens wait to be read. `has_begun`: the engine computes it. `has_ended`: no more updates come.
     """
 
     def __init__(
@@ -48,16 +48,18 @@ class OpenRequest:
         if tells_progress:
             self._keep(RequestUpdate(name, (), progress=PromptProgress(len(request.prompt_token_ids))))
 
-    def bring(self, news: RequestUpdate) -> None:
-        """Keep news of the engine. If too many tokens wait, SlowReaderError replaces them."""
+    def bring(self, update: RequestUpdate) -> None:
+        """Keep an update of the engine. If too many tokens wait, SlowReaderError replaces them."""
         if self.has_ended:
             return
-        self.has_begun |= news.progress is not None
-        output = self._gathered.add(news)
-        self.has_ended = news.ended
-        progress = news.progress if self._tells_progress else None
-        if news.chunks or progress:
-            self._keep(RequestUpdate(self.name, news.chunks, output, progress, news.ended, news.num_cached_tokens))
+        self.has_begun |= update.progress is not None
+        output = self._gathered.add(update)
+        self.has_ended = update.ended
+        progress = update.progress if self._tells_progress else None
+        if update.chunks or progress:
+            self._keep(
+                RequestUpdate(self.name, update.chunks, output, progress, update.ended, update.num_cached_tokens)
+            )
         if not self.has_ended and self._num_kept_tokens > self._most_kept:
             self.fail(
                 SlowReaderError(

@@ -74,7 +74,7 @@ class RequestOpener:
     ) -> None:
         self.queue_timeout_s = queue_timeout_s
         self._engine = engine
-        self._intake = intake
+        self._maker = intake
         self._admission = admission
         self._tokenizer = tokenizer
         self._fingerprinting = fingerprinting
@@ -150,7 +150,7 @@ class RequestOpener:
     async def _generated(self, request: Request, choice: int) -> CompletionOutput:
         """One choice of a request, generated, after all requests that others make."""
         ids = request.prompt_token_ids
-        is_chat = request.end_token_ids == self._intake.chat_end_token_ids
+        is_chat = request.end_token_ids == self._maker.chat_end_token_ids
         prompt: Prompt = ChatPrompt("", ids) if is_chat else ids
         options = RequestOptions(priority=MAX_COUNT, resume=Resume((), choice), shares=False)
         async with self.opened(prompt, replace(request.params, seed=request.seed), options, lambda _: None) as opened:
@@ -161,14 +161,14 @@ class RequestOpener:
     ) -> tuple[AddRequest, bytes]:
         """The checked request and its encoded message. The request holds a place in the queue from the start."""
         self._engine.attach()
-        (own,) = self._intake.params_for(1, params)
+        (own,) = self._maker.params_for(1, params)
         salt, resume = options.salt, options.resume
         if salt is not None and not isinstance(salt, str):
             raise RequestError(f"salt={shown(salt)}: expected a text, or None", param="salt")
         number = str(next(self._numbers))
 
         def make() -> tuple[AddRequest, bytes]:
-            made = self._intake.request(prompt, own, options.priority)
+            made = self._maker.request(prompt, own, options.priority)
             if made.params.seed is None and resume is not None and made.params.temperature > 0:
                 raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
             seed = secrets.randbelow(MAX_SEED + 1) if made.params.seed is None else made.seed
@@ -177,7 +177,7 @@ class RequestOpener:
             wanted = replace(request, prompt=None)  # the text stays here: ids are what is computed
             return AddRequest(request, options.tells_progress), encoded(AddRequest(wanted, options.tells_progress))
 
-        with self._engine.place(options.name, (own or self._intake.defaults.params).n):
+        with self._engine.place(options.name, (own or self._maker.defaults.params).n):
             add, message = await self.in_thread(make)
             if (form := add.request.params.structured_outputs) is not None:
                 (await self._admission.grammars.compiled(form)).begin(())

@@ -1,7 +1,7 @@
 """The process of AsyncLLM's engine: it owns an LLM with its ranks, and computes requests on command.
 
 karat.engine.remote.process starts it. Between two steps it reads all commands that have arrived; then it computes one
-step and sends its news in one message. Without work it sleeps.
+step and sends its updates in one message. Without work it sleeps.
 """
 
 import gc
@@ -111,16 +111,16 @@ class _Line:
         self._connection.send(encoded)
 
     def _without_unfit(self, step: Stepped) -> Stepped:
-        """The step with an error for each request whose news cannot be encoded; the others have theirs."""
-        news = [
+        """The step with an error for each request whose update cannot be encoded; the others have theirs."""
+        updates = [
             each if (told := self._fault(each)) is None else replace(each, chunks=(), progress=None, refused=told)
-            for each in step.news
+            for each in step.updates
         ]
         replayed = [
             each if (told := self._fault(each)) is None else ComparisonEnded(each.request_id, None, told)
             for each in step.replayed
         ]
-        return Stepped(news, step.stats, [*step.logs, *self.take_logs()], replayed)
+        return Stepped(updates, step.stats, [*step.logs, *self.take_logs()], replayed)
 
     def _fault(self, one: RequestUpdate | Replayed | ComparisonEnded) -> Packed | None:
         try:
@@ -191,7 +191,7 @@ class Worker:
         self._engine = llm.engine
         self._open: dict[str, bool] = {}  # by id: whether each step tells how far the prompt is
         self._waiting: set[str] = set()  # those whose beginning was not told
-        self._news: list[RequestUpdate] = []
+        self._updates: list[RequestUpdate] = []
         self._replays: dict[str, ReplayReader] = {}
         self._replayed: list[Replayed | ComparisonEnded] = []
         self._formed: dict[
@@ -271,7 +271,7 @@ class Worker:
         match command:
             case AddRequest():
                 self._engine.abort(request_id)  # of one that was added in part
-                self._news.append(RequestUpdate(request_id, (), ended=True, refused=told))
+                self._updates.append(RequestUpdate(request_id, (), ended=True, refused=told))
             case ReplayCommand():
                 self._replayed.append(Replayed(request_id, None, None, told))
             case Compare():
@@ -283,13 +283,13 @@ class Worker:
             asked.leave()
             if isinstance(command, AddRequest):
                 chunks = tuple(StreamChunk(index, "", (), "abort") for index in range(command.request.params.n))
-                self._news.append(RequestUpdate(request_id, chunks, ended=True))
+                self._updates.append(RequestUpdate(request_id, chunks, ended=True))
         elif request_id in self._comparisons:
             self._comparisons.pop(request_id).close()
         elif request_id in self._replays:
             self._engine.abort_reading(self._replays.pop(request_id).request)
         elif (update := self._engine.abort(request_id)) is not None:
-            self._news.append(update)
+            self._updates.append(update)
             self._forget(request_id)
 
     def _compare(self) -> None:
@@ -313,14 +313,14 @@ class Worker:
         del self._comparisons[request_id]
 
     def _tell(self) -> None:
-        """Send the news in one message, if there are any."""
+        """Send the updates in one message, if there are any."""
         for request_id in list(self._open):
             progress = self._progress(request_id)
             updates = self._engine.take(request_id)
             if progress is not None:
                 first = updates[0] if updates else RequestUpdate(request_id, ())
                 updates = (replace(first, progress=progress), *updates[1:])
-            self._news += updates
+            self._updates += updates
             if updates and updates[-1].ended:
                 self._forget(request_id)
         for request_id, replay in list(self._replays.items()):
@@ -329,9 +329,9 @@ class Worker:
                 refused = None if replay.error is None else _told(replay.error)
                 self._replayed.append(Replayed(request_id, replay.difference, replay.output, refused))
         logs = self._line.take_logs()
-        if self._news or logs or self._replayed:
-            self._line.send(Stepped(self._news, self._engine.stats(), logs, self._replayed))
-            self._news, self._replayed = [], []
+        if self._updates or logs or self._replayed:
+            self._line.send(Stepped(self._updates, self._engine.stats(), logs, self._replayed))
+            self._updates, self._replayed = [], []
 
     def _progress(self, request_id: str) -> PromptProgress | None:
         """The prompt's progress, when the prompt begins and, if asked for, in each step; else None."""

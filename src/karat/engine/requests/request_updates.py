@@ -22,10 +22,10 @@ class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """The news of one request. `output` comes once, with the last chunk. Only AsyncLLM sets `output` and `progress`.
+    """What is new of one request. `output` comes once, with the last chunk. Only AsyncLLM sets `output` and `progress`.
 
-    `num_cached_tokens`: of an update with chunks, as of the output so far. `ended`: no more news come. `refused`: why
-    the engine has not computed the request.
+    `num_cached_tokens`: of an update with chunks, as of the output so far. `ended`: no more updates come. `refused`:
+    why the engine has not computed the request.
     """
 
     request_id: str
@@ -65,25 +65,25 @@ class Gathered:
 
 @dataclass(slots=True)
 class OpenEntry:
-    """A request, its choices, and its news: the part of each choice that updates carried, and the untaken updates.
+    """A request, its choices, and its delivery: the part of each choice that updates carried, and the untaken updates.
 
-    `news` is replaced as a whole, so that an interrupt can neither lose nor repeat an update.
+    `delivery` is replaced as a whole, so that an interrupt can neither lose nor repeat an update.
     """
 
     request: Request
     choices: list[Choice]
-    news: tuple[tuple[Carried, ...], tuple[RequestUpdate, ...]]
+    delivery: tuple[tuple[Carried, ...], tuple[RequestUpdate, ...]]
 
     @property
     def ended(self) -> bool:
         """Whether the last update exists."""
-        return all(carried.end for carried in self.news[0])
+        return all(carried.end for carried in self.delivery[0])
 
     def publish(self) -> None:
         """Add an update with everything of the choices that no update has carried."""
         if self.ended:
             return
-        carried, updates = self.news
+        carried, updates = self.delivery
         made = [choice.chunk_after(before) for choice, before in zip(self.choices, carried, strict=True)]
         chunks = tuple(chunk for chunk, _ in made if chunk)
         if not chunks:
@@ -91,4 +91,4 @@ class OpenEntry:
         ended = all(choice.finish_reason is not None for choice in self.choices)
         num_cached = self.choices[0].sequence.num_found or 0
         update = RequestUpdate(self.request.request_id, chunks, ended=ended, num_cached_tokens=num_cached)
-        self.news = tuple(after for _, after in made), (*updates, update)
+        self.delivery = tuple(after for _, after in made), (*updates, update)

@@ -1,4 +1,4 @@
-"""Talk: how the text of an answer is taken apart: reasoning, text, and calls of tools."""
+"""AnswerFormat: how the text of an answer is taken apart: reasoning, text, and calls of tools."""
 
 import secrets
 import string
@@ -17,7 +17,7 @@ _SHORT_ID = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class AnswerFormat:
     """Of a whole request. Its fields are arguments of AnswerParser, but for one.
 
     `shows_special`: texts show special tokens, for some of them are marks of calls or reasoning.
@@ -39,7 +39,7 @@ class Talk:
         return reader
 
 
-NO_TALK = Talk()
+PLAIN_TEXT = AnswerFormat()
 
 
 class PartsReader:
@@ -50,23 +50,23 @@ class PartsReader:
     included.
     """
 
-    def __init__(self, talk: Talk, tokenizer: Tokenizer, *, whole_calls: bool = False) -> None:
+    def __init__(self, answer_format: AnswerFormat, tokenizer: Tokenizer, *, whole_calls: bool = False) -> None:
         self.resumed: ParsedAnswer | None = None
         self.has_calls = False
         self.num_reasoning = 0
-        self._talk = talk
-        self._is_plain = talk.tags is None and talk.form is None
+        self._format = answer_format
+        self._is_plain = answer_format.tags is None and answer_format.form is None
         self._parser = AnswerParser(
-            talk.tags,
-            is_open=talk.is_open,
-            form=talk.form,
-            tools=talk.tools,
+            answer_format.tags,
+            is_open=answer_format.is_open,
+            form=answer_format.form,
+            tools=answer_format.tools,
             whole_calls=whole_calls,
-            calls_alone=talk.calls_alone,
+            calls_alone=answer_format.calls_alone,
         )
         self._tokenizer = tokenizer
         self._ids: list[str] = []
-        self._may_reason = talk.tags is not None
+        self._may_reason = answer_format.tags is not None
         self._num_unsure = 0  # tokens that are reasoning if some reasoning comes
         self._tail = b""
 
@@ -86,7 +86,7 @@ class PartsReader:
 
     def pass_over(self, token_ids: Sequence[int]) -> None:
         """Read tokens that were told before."""
-        told = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=not self._talk.shows_special)
+        told = IncrementalDetokenizer(self._tokenizer, skip_special_tokens=not self._format.shows_special)
         text = "".join(map(told.push, token_ids))
         self.resumed = gathered(self._events(text, token_ids, is_last=False))
 
@@ -108,14 +108,14 @@ class PartsReader:
         return events
 
     def _new_id(self) -> str:
-        if self._talk.form is not None and self._talk.form.short_ids:
+        if self._format.form is not None and self._format.form.short_ids:
             return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
     def _count(self, events: Sequence[Event], token_ids: Sequence[int]) -> None:
         """Count tokens up to the one that closes the reasoning."""
-        assert self._talk.tags is not None
-        closing = self._talk.tags[1].encode()
+        assert self._format.tags is not None
+        closing = self._format.tags[1].encode()
         for token_id in token_ids:
             self._num_unsure += 1
             self._tail = self._tail[-len(closing) :] + self._tokenizer.token_bytes(token_id)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from karat.engine.async_llm import AsyncLLM
-from karat.server.answers.parts import NO_TALK, Talk
+from karat.server.answers.parts import PLAIN_TEXT, AnswerFormat
 from karat.server.asking.asked import ChatRequest, TextRequest
 from karat.server.asking.variables import with_efforts
 from karat.text.chat_prompt import ChatPrompt
@@ -23,7 +23,7 @@ class Prepared:
     prompts: Sequence[tuple[ChatPrompt | tuple[int, ...], str | None]]
     given: Mapping[str, Any]
     without_effect: tuple[str, ...]
-    talk: Talk = NO_TALK
+    answer_format: AnswerFormat = PLAIN_TEXT
     prompt_texts: Sequence[str] = ()
 
 
@@ -40,13 +40,13 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
     unused: tuple[str, ...] = ()
     calling, answer = tools.calling, given.get("structured_outputs")
     if answer is not None and not calling.offers:
-        talk = NO_TALK  # all of the answer has the form
+        answer_format = PLAIN_TEXT  # all of the answer has the form
     else:
         if answer is not None and calling.must_call:
             unused, answer = (asked.form.structure_field,), None  # no call has the form
         end = _ending(prompt.text, asked, dialect)
         given["structured_outputs"] = tools.structured(dialect, end, answer)
-        talk = Talk(
+        answer_format = AnswerFormat(
             dialect.tags,
             dialect.opens_reasoning(end),
             dialect.form if calling.offers else None,
@@ -54,10 +54,10 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
             shows_special=calling.shows_marks(dialect),
             calls_alone=answer is not None,
         )
-        if talk.shows_special:
+        if answer_format.shows_special:
             given["skip_special_tokens"] = False
     names = (*asked.unused, *unheeded, *unused, *tools.dropped)
-    return Prepared([(prompt, None)], given, names, talk)
+    return Prepared([(prompt, None)], given, names, answer_format)
 
 
 async def prepare_texts(asked: TextRequest, llm: AsyncLLM) -> Prepared:

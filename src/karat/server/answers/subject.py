@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.signature import Signer
 from karat.server import schema
-from karat.server.answers.parts import NO_TALK, PartsReader, Talk
+from karat.server.answers.parts import PLAIN_TEXT, AnswerFormat, PartsReader
 from karat.server.answers.tally import UpdateTally
 from karat.server.asking.asked import AnswerForm, AskedWork
 from karat.server.errors import ApiError, failure_of
@@ -29,8 +29,9 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The facts of an answer besides the outputs. `prompt_texts`: those to come first. `signer`:
-    of receipts. `talk` takes texts apart, and `without_effect` names what the model cannot heed or does not get.
+    """The facts of an answer besides the outputs. `prompt_texts`: those to come first. `signer`: of receipts.
+
+    `answer_format` takes texts apart, and `without_effect` names what the model cannot heed or does not get.
     `structure_field` is the field that the form of the answer comes from. `echo` is as in ChatRequest.
     """
 
@@ -41,14 +42,14 @@ class Subject:
     tally: UpdateTally
     prompt_texts: Sequence[str] = ()
     signer: Signer | None = None
-    talk: Talk = NO_TALK
+    answer_format: AnswerFormat = PLAIN_TEXT
     without_effect: tuple[str, ...] = ()
     structure_field: str = "structured_outputs"
     echo: Any = None
 
     def reader(self) -> PartsReader:
         """Takes one choice apart."""
-        return self.talk.reader(self.tokenizer, self.work.resume)
+        return self.answer_format.reader(self.tokenizer, self.work.resume)
 
 
 def karat_of(subject: Subject, *outputs: RequestOutput) -> schema.Karat:

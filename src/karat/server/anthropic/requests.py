@@ -6,7 +6,7 @@ from typing import Any
 from karat.request import StructuredOutputs, shown
 from karat.server.anthropic.messages import Contents
 from karat.server.asking.asked import AnswerForm, ChatRequest
-from karat.server.asking.karat_field import read_wishes
+from karat.server.asking.karat_field import read_karat_options
 from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field, structured
 from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
@@ -57,7 +57,7 @@ def read_message(content: bytes, route: str) -> ChatRequest:
         ),
         values.get("priority", 0),
         values.get("cache_salt"),
-        read_wishes(values),
+        read_karat_options(values),
         _tools(values),
         (*efforts, *level, *switched(values)),
         names,

@@ -7,7 +7,7 @@ from typing import Any
 from karat.engine.receipts.verifying import ReceiptWish
 from karat.engine.requests.request_making import Prompt
 from karat.request import Resume, SamplingParams
-from karat.server.asking.karat_field import NO_WISHES, Wishes
+from karat.server.asking.karat_field import NO_KARAT_OPTIONS, KaratOptions
 from karat.server.asking.tools import NO_TOOLS, Tools
 from karat.server.asking.variables import Effort
 from karat.text.chat_prompt import ChatPrompt
@@ -58,7 +58,7 @@ class ChatRequest:
     form: AnswerForm
     priority: int
     cache_salt: str | None
-    wishes: Wishes = NO_WISHES
+    karat_options: KaratOptions = NO_KARAT_OPTIONS
     tools: Tools = NO_TOOLS
     efforts: tuple[Effort, ...] = ()
     unused: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class TextRequest:
     form: AnswerForm
     priority: int
     cache_salt: str | None
-    wishes: Wishes = NO_WISHES
+    karat_options: KaratOptions = NO_KARAT_OPTIONS
     unused: tuple[str, ...] = ()
     echo: Any = None
 

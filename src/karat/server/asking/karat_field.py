@@ -28,14 +28,14 @@ _RESUMED: Mapping[str, Field] = keyed(
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class KaratOptions:
     """receipt: of the answer. resume: the beginning of the answer. seed: that of the answer that is resumed."""
 
     receipt: ReceiptWish = False
     resume: Resume | None = None
     seed: int | None = None
 
-    def with_header(self, value: str | None) -> "Wishes":
+    def with_header(self, value: str | None) -> "KaratOptions":
         """These, and what the header asks for. 400 for another value."""
         if value is None:
             return self
@@ -45,32 +45,36 @@ class Wishes:
         return replace(self, receipt=self.receipt or _HEADER_VALUES[value])
 
 
-NO_WISHES = Wishes()
+NO_KARAT_OPTIONS = KaratOptions()
 
 
-def read_wishes(values: Mapping[str, Any], *, resumes: bool = False) -> Wishes:
-    """The wishes of a body's honoured fields. resumes: whether answers of the route can be resumed."""
+def read_karat_options(values: Mapping[str, Any], *, resumes: bool = False) -> KaratOptions:
+    """The options of a body's honoured fields. resumes: whether answers of the route can be resumed."""
     fields = keyed(_RECEIPT, _RESUME) if resumes else keyed(_RECEIPT)
     given = judge(values.get("karat", {}), fields, "karat.").values
     resume, seed = None, None
     if "resume" in given:
         asked = judge(given["resume"], _RESUMED, "karat.resume.").values
         resume, seed = Resume(tuple(asked["tokens"]), asked.get("choice", 0)), asked.get("seed")
-    return Wishes(given.get("receipt", False), resume, seed)
+    return KaratOptions(given.get("receipt", False), resume, seed)
 
 
-def seeded(given: Mapping[str, Any], wishes: Wishes) -> dict[str, Any]:
+def seeded(given: Mapping[str, Any], karat_options: KaratOptions) -> dict[str, Any]:
     """Fields of SamplingParams with a seed: the given one, or one of the system's randomness.
 
     For an answer that is resumed: its own seed, and of its choices the one. 400 if the seed is missing or contradicted.
     """
-    if wishes.resume is None:
+    if karat_options.resume is None:
         return {**given, "seed": given.get("seed", drawn_seed())}
-    seed, n = given.get("seed", wishes.seed), given.get("n", 1)
-    if seed is None or (wishes.seed is not None and seed != wishes.seed):
-        raise invalid("karat.resume.seed", f"karat.resume.seed={wishes.seed}, seed={seed}: expected the answer's seed")
-    if "n" in given and wishes.resume.choice >= n:
-        raise invalid("karat.resume.choice", f"karat.resume.choice={wishes.resume.choice} with n={n}: expected less")
+    seed, n = given.get("seed", karat_options.seed), given.get("n", 1)
+    if seed is None or (karat_options.seed is not None and seed != karat_options.seed):
+        raise invalid(
+            "karat.resume.seed", f"karat.resume.seed={karat_options.seed}, seed={seed}: expected the answer's seed"
+        )
+    if "n" in given and karat_options.resume.choice >= n:
+        raise invalid(
+            "karat.resume.choice", f"karat.resume.choice={karat_options.resume.choice} with n={n}: expected less"
+        )
     return {**given, "seed": seed, "n": 1}
 
 

@@ -97,7 +97,7 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
 
 
 def read_content(content: object, where: str) -> Content:
-    """The content as a text or as parts of text, which the template reads or gets joined (`engine.intake`)."""
+    """The content as a text or as parts of text, which the template reads or gets joined (`RequestMaker`)."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:

@@ -5,7 +5,7 @@ from typing import Any
 
 from karat.server.asking.asked import AnswerForm, ChatRequest, TextRequest
 from karat.server.asking.conversation import require_continuable
-from karat.server.asking.karat_field import NO_WISHES, read_wishes
+from karat.server.asking.karat_field import NO_KARAT_OPTIONS, read_karat_options
 from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field
 from karat.server.asking.tools import unused_in_tools
@@ -55,7 +55,7 @@ def read_chat(body: Body) -> ChatRequest:
         _form(values),
         values.get("priority", 0),
         values.get("cache_salt"),
-        read_wishes(values, resumes=True),
+        read_karat_options(values, resumes=True),
         tools,
         efforts,
         (*body.without_effect, *unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
@@ -86,10 +86,10 @@ def read_text(body: Body) -> TextRequest:
         raise invalid("echo", "echo with logprobs and n > 1 cannot stream; leave out one of them")
     if form.echo and "logprobs" in given:
         given["prompt_logprobs"] = max(given["logprobs"], given.get("prompt_logprobs", 0))
-    wishes = read_wishes(values, resumes=True)
-    if wishes.resume is not None and len(prompts) != 1:
+    karat_options = read_karat_options(values, resumes=True)
+    if karat_options.resume is not None and len(prompts) != 1:
         raise invalid("karat.resume", f"karat.resume with {len(prompts)} prompts: expected one; send several requests")
-    if form.no_answer and wishes != NO_WISHES:
+    if form.no_answer and karat_options != NO_KARAT_OPTIONS:
         raise invalid("karat", "karat with max_tokens=0: there is no answer; leave it out")
     return TextRequest(
         prompts,
@@ -98,7 +98,7 @@ def read_text(body: Body) -> TextRequest:
         form,
         values.get("priority", 0),
         values.get("cache_salt"),
-        wishes,
+        karat_options,
         body.without_effect,
     )
 

@@ -17,7 +17,7 @@ from karat.server.asking.conversation import (
     text_in,
     unknown,
 )
-from karat.server.asking.karat_field import read_wishes
+from karat.server.asking.karat_field import read_karat_options
 from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field
 from karat.server.asking.tools import unused_in_tools
@@ -110,7 +110,7 @@ def read_response(content: bytes, route: str) -> ChatRequest:
         ),
         values.get("priority", 0),
         values.get("cache_salt"),
-        read_wishes(values),
+        read_karat_options(values),
         tools,
         (*efforts, *switched(values)),
         (*body.without_effect, *unheeded, *names, *unused),
