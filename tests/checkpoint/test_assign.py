@@ -248,8 +248,14 @@ class TestReasons:
             ("blk.0.attn_q.weight", "GGUF names"),
             ("layers.0.attention.wq.weight", "the names of Meta's and Mistral's own releases"),
             ("model.layers.0.self_attn.query_key_value.weight", "projections are fused"),
-            ("model.layers.0.block_sparse_moe.gate.weight", "a mixture-of-experts model's"),
-            ("model.layers.0.mlp.experts.0.down_proj.weight", "a mixture-of-experts model's"),
+            (
+                "model.layers.0.block_sparse_moe.gate.weight",
+                "a mixture of experts', which config.json does not announce",
+            ),
+            (
+                "model.layers.0.mlp.experts.0.down_proj.weight",
+                "a mixture of experts', which config.json does not announce",
+            ),
             ("vision_tower.patch.weight", "a multimodal model's"),
             ("wholly.unknown", "weights and config.json are of different models"),
         ],

@@ -26,6 +26,7 @@ from karat.quant import FORMATS
 from tests.cli.conftest import Karat
 from tests.convert.folders import FAMILIES, folder_of
 from tests.support import seed
+from tests.support.parallel import hub_name
 
 SEED = int(seed.SEED)
 PLAIN = ("folder", "F32", "F16", "BF16")
@@ -63,9 +64,11 @@ def made(tmp_path: Path, family: str, kind: str, rng: np.random.Generator, part:
     opened = open_model(str(right))
     stored, form = opened.stored, families.FAMILIES[opened.config.model_type].gguf
     names = [n for n, w in stored.items() if w.is_quantised == (kind in QUANTISED) and (part is None or part in n)]
+    names = [n for n in names if ".experts." not in n]  # tokens need not choose the expert
     name = str(rng.choice(sorted(names)))
     if kind == "folder":
-        file, offset = wrong / "model.safetensors", offset_in_folder(wrong / "model.safetensors", name)
+        file = wrong / "model.safetensors"
+        offset = offset_in_folder(file, hub_name(opened.config.model_type, name))
     else:
         file, offset = wrong, offset_in_gguf(wrong, form.stored_name(name))
     perturb(file, offset, stored[name].dtype, stored[name].num_bytes, rng)

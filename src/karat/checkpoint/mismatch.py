@@ -25,7 +25,7 @@ _KINDS: Sequence[tuple[str, str]] = (
     ),
     (
         r"\.(block_sparse_moe|mlp\.experts|mlp\.gate)\.",
-        "these are a mixture of experts', which config.json does not announce so: is model_type right?",
+        "these are a mixture of experts', which config.json does not announce: is model_type right?",
     ),
     (r"vision|visual|image|audio", "these are a multimodal model's: only text models are read"),
 )
