@@ -25,7 +25,7 @@ STAMPS := $(VENV)/stamps-$(KEY)
 TOTAL := 3
 NATIVE_SOURCES := CMakeLists.txt src/karat/_native.pyi $(wildcard cmake/* csrc/*/* csrc/*/*/*)
 CPP_FILES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp tests/native/*.h tests/native/*/*.h \
-    tests/native/*.cpp benchmarks/*.cpp benchmarks/gpu/*.h benchmarks/gpu/*.cu)
+    tests/native/*.cpp benchmarks/*.cpp benchmarks/gpu/*.h benchmarks/gpu/*.cu tests/gpu/*.cpp)
 WEB_FILES := $(wildcard src/karat/server/page/static/*.js src/karat/server/page/static/*.css tools/*.mjs)
 
 .PHONY: help
@@ -34,6 +34,8 @@ help:
 	@echo "make test    lint, types, import direction and all tests"
 	@echo "make lint    ruff, mypy, clang-format and oxfmt only"
 	@echo "make test-long all tests, soaks, sweeps and live peers included; keeps a log in $(LOGS)"
+	@echo "make emulated compile the emulated GPU (the executor cuda-emulated); make test does so too"
+	@echo "make cuda    compile the kernels of a GPU with nvcc, and look through what it made"
 	@echo "make test-peers compare with llama.cpp and SentencePiece live (installs them: minutes of compiling, once)"
 	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
 	@echo "make cross   compile the kernels for 64-bit Arm, and run them there in an emulator if there is one"
@@ -124,6 +126,25 @@ $(STAMPS)/live-peers: requirements/live-peers.txt $(STAMPS)/dev
 	@$(BIN)/python -c 'import llama_cpp, sentencepiece'
 	@touch $@
 
+# The kernels of a GPU as the CPU's compiler makes them (docs/gpu.md). The test tools bring them, too.
+.PHONY: emulated
+emulated: TOTAL := 3
+emulated: $(if $(wildcard $(STAMPS)/dev),$(STAMPS)/dev,$(STAMPS)/emulated)
+	@$(BIN)/python -c 'import karat._emulated'
+
+$(STAMPS)/emulated: $(STAMPS)/karat
+	@tools/stage "[3/$(TOTAL)] compiling the emulated GPU" $(LOGS)/emulated.log \
+	    $(PIP) install -v -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} \
+	    --config-settings cmake.define.KARAT_ONLY_THIS_CPU=ON --config-settings cmake.define.KARAT_EMULATED_GPU=ON -e .
+	@touch $@
+
+# The same kernels by nvcc, for every architecture, with what must not be in them. Nothing is installed.
+.PHONY: cuda
+cuda: TOTAL := 4
+cuda: $(STAMPS)/dev
+	@command -v nvcc >/dev/null || { echo "There is no nvcc here: install the CUDA toolkit, 13.0 or newer."; exit 1; }
+	KARAT_LONG=1 $(PYTEST) tests/gpu/test_nvcc.py $(PYTEST_ARGS)
+
 # Builds of their own, in build/: what is installed stays as it is.
 .PHONY: sanitize
 sanitize: TOTAL := 4
@@ -176,5 +197,6 @@ $(STAMPS)/karat: $(STAMPS)/build-tools pyproject.toml $(NATIVE_SOURCES)
 $(STAMPS)/dev: $(STAMPS)/karat
 	@tools/stage "[3/$(TOTAL)] installing the test tools, compiling the other kernels" $(LOGS)/dev.log \
 	    $(PIP) install -v -c constraints.txt --no-build-isolation --config-settings build-dir=build/{wheel_tag} \
-	    --config-settings cmake.define.KARAT_ONLY_RUNNABLE=ON -e '.[dev]'
+	    --config-settings cmake.define.KARAT_ONLY_RUNNABLE=ON --config-settings cmake.define.KARAT_EMULATED_GPU=ON \
+	    -e '.[dev]'
 	@touch $@

@@ -18,6 +18,7 @@ BESIDE_ROOMS = {
     "conformance",  # every executor against the contract of ops
     "data",
     "embedded",  # the model that comes with Karat
+    "gpu",  # the emulation of a GPU
     "native",  # programs in C++, and another build of the extension
     "benchmarks",
     "packaging",  # wheels, make, the compiler's objects

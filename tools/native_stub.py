@@ -2,8 +2,10 @@
 
 Use: make native, then python -m tools.native_stub > native.pyi && mv native.pyi src/karat/_native.pyi, and make native
 again: the extension has the digest of this file, by which Karat sees an extension that is older than its Python.
+With _emulated it prints src/karat/_emulated.pyi.
 """
 
+import importlib
 import re
 import subprocess
 import sys
@@ -16,6 +18,11 @@ HEAD = '''"""Types of the C++ extension: `python -m tools.native_stub` makes thi
 csrc/plan/ops/ops.h and karat.ops.native_plan say what they mean.
 """
 '''
+EMULATED_HEAD = '''"""Types of the emulated GPU: `python -m tools.native_stub _emulated` makes this file.
+
+csrc/python/emulated_module.cpp says what they mean.
+"""
+'''
 # nanobind adds the shape and the place of an array to its type.
 ANNOTATED = re.compile(r"Annotated\[(NDArray\[[\w.]+\]), dict\((?:[^()]|\([^()]*\))*\)\]")
 
@@ -26,7 +33,7 @@ def stub(module: ModuleType) -> str:
     generator.put(module)
     text = ANNOTATED.sub(r"\1", generator.get())
     text = re.sub(r"^(compiler|types_digest): str = .*", r"\1: str", text, flags=re.MULTILINE)
-    return formatted(HEAD + text)
+    return formatted((EMULATED_HEAD if module.__name__ == "karat._emulated" else HEAD) + text)
 
 
 def formatted(text: str) -> str:
@@ -38,6 +45,4 @@ def formatted(text: str) -> str:
 
 
 if __name__ == "__main__":
-    import karat._native
-
-    sys.stdout.write(stub(karat._native))
+    sys.stdout.write(stub(importlib.import_module("karat." + (sys.argv[1:] or ["_native"])[0])))

@@ -3,11 +3,15 @@
 #pragma once
 
 #include "contract/packed.h"
+#if defined(KARAT_ONE_LANE)
+#include "simd/lane.h"
+#else
 #include "simd/integers.h"
+#endif
 
 namespace karat::KARAT_ISA_NAMESPACE {
 
-// One group's part of a packed block.
+// One group's part of a packed block; one row's, where there is one lane.
 struct Block {
     const std::uint8_t* scales;  // [16] 16 bits
     const std::uint8_t* words;   // of this group; the next word of the block is `stride` bytes on
@@ -17,10 +21,22 @@ struct Block {
 
     // The same from its byte j (0 … 3) on, with bytes of what is stored behind it above (kPackedSlack).
     KARAT_INLINE i32x16 from_byte(int i, int j) const {
+#if defined(KARAT_ONE_LANE)  // which has no loads that are not aligned
+        return word(i) >> (8 * j);
+#else
         return iload(words + static_cast<std::size_t>(i) * stride + j);
+#endif
     }
 };
 
+#if defined(KARAT_ONE_LANE)
+// Of row `row` of a panel of `rows`.
+template <class Fmt>
+KARAT_INLINE Block block_of(const std::uint8_t* block, int row, int rows) {
+    constexpr bool has_scale = Fmt::kBytes % 4 != 0;
+    return {block + 2 * row, block + (has_scale ? 2 * rows : 0) + 4 * row, static_cast<std::size_t>(4 * rows)};
+}
+#else
 template <class Fmt>
 KARAT_INLINE Block block_of(const std::uint8_t* block, int group, int groups) {
     constexpr bool has_scale = Fmt::kBytes % 4 != 0;
@@ -28,6 +44,7 @@ KARAT_INLINE Block block_of(const std::uint8_t* block, int group, int groups) {
     return {block + static_cast<std::size_t>(group) * 2 * kGroupRows,
             block + (has_scale ? 2 * lanes : 0) + static_cast<std::size_t>(group) * 4 * kGroupRows, 4 * lanes};
 }
+#endif
 
 constexpr KARAT_INLINE std::int32_t in_each_byte(int byte) { return byte * 0x01010101; }
 

@@ -79,8 +79,8 @@ constexpr std::uint8_t kNonLinearBytes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 1
 template <int kFirst, int kStep>
 struct NonLinear {
     static constexpr int kZero = 128, kLargest = 255;
-    i32x16 table;
-    static KARAT_INLINE NonLinear make() { return {byte_table(kNonLinearBytes)}; }
+    decltype(byte_table<kNonLinearBytes>()) table;
+    static KARAT_INLINE NonLinear make() { return {byte_table<kNonLinearBytes>()}; }
     KARAT_INLINE i32x16 of(const Block& b, int s, int c) const {
         return bytes_of_table(table, low_bits<4>(b.word(kFirst + kStep * s + c % 4) >> nibble_in_byte(c)));
     }

@@ -1,6 +1,7 @@
 // Ops on single elements or pairs of them: SwiGLU, gates, sum, factor, RoPE, writing K and V (kernels.h).
 #include "kernels/cache.h"
 #include "simd/exp.h"
+#include "simd/narrow.h"
 #include "simd/simd.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -84,25 +85,6 @@ void rope(const float* x, const std::int32_t* positions, const float* cos, const
 }
 
 namespace {
-
-// float32 to float16, rounded to nearest even; infinite beyond the largest float16.
-std::uint16_t f16_of(float value) {
-    const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    if (magnitude > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7e00);
-    if (magnitude >= 0x47800000) return static_cast<std::uint16_t>(sign | 0x7c00);
-    if (magnitude < 0x38800000) {  // a denormal half: adding 0.5 leaves its bits at the end of the mantissa
-        const std::uint32_t shifted = bits_of(float_of(magnitude) + 0.5f);
-        return static_cast<std::uint16_t>(sign | (shifted - 0x3f000000));
-    }
-    const std::uint32_t rounded = magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1);
-    return static_cast<std::uint16_t>(sign | rounded >> 13);
-}
-
-std::uint16_t bf16_of(float value) {
-    const std::uint32_t bits = bits_of(value);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
-    return static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 struct AsF32 {
     using Stored = float;

@@ -1,7 +1,11 @@
 // exp, the same bits everywhere: a library's own differs from version to version.
 #pragma once
 
+#if defined(KARAT_ONE_LANE)
+#include "simd/lane.h"
+#else
 #include "simd/tuning.h"
+#endif
 
 namespace karat::KARAT_ISA_NAMESPACE {
 

@@ -91,9 +91,10 @@ KARAT_INLINE i32x16 across(const i32x16 (&of)[kLanes], const F& f) {
 #endif
 
 // Bytes looked up by the numbers 0 … 15 in the bytes of `index`.
-KARAT_INLINE i32x16 byte_table(const std::uint8_t (&bytes)[16]) {
+template <const std::uint8_t (&kBytes)[16]>
+KARAT_INLINE i32x16 byte_table() {
     std::uint8_t table[4 * kLanes];
-    for (int i = 0; i < 4; ++i) std::memcpy(table + 16 * i, bytes, sizeof bytes);
+    for (int i = 0; i < 4; ++i) std::memcpy(table + 16 * i, kBytes, sizeof kBytes);
     return iload(table);
 }
 #if defined(KARAT_AVX512) || defined(KARAT_AVX2)

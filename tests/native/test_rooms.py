@@ -7,7 +7,7 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
 # A room includes from itself and from the rooms before it.
-ROOMS = "contract simd formats kernels search measure runtime group plan python".split()
+ROOMS = "contract simd formats kernels search measure runtime group plan gpu python".split()
 
 
 def sources(folder: Path) -> dict[str, str]:

@@ -36,7 +36,7 @@ needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no n
         ("reference", {"threads": True}, UsageError, "threads=True: expected an integer"),
         ("auto", {"activations": "int4"}, UsageError, "activations='int4': expected one of .*int16"),
         ("auto", {"activations": ["int8"]}, UsageError, r"activations=\['int8'\]: expected one of"),
-        ("far", {}, ExecutorError, "executor='far' is unknown; Karat has auto, reference, native"),
+        ("far", {}, ExecutorError, "executor='far' is unknown; Karat has auto, reference, native, cuda-emulated"),
         pytest.param("native", {"isa": "z80"}, ExecutorError, "kernel build 'z80'", marks=needs_native),
         pytest.param("native", {"isa": 80}, UsageError, "isa=80: expected the name of a kernel", marks=needs_native),
         pytest.param("native", {"threads": 10**6}, ExecutorError, "threads=1000000: expected", marks=needs_native),

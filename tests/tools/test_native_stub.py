@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("nanobind", reason="what the extension is built with; make test installs it")
-native = pytest.importorskip("karat._native", reason="this installation has no C++ extension")
-from tools.native_stub import stub  # noqa: E402
+from tools.native_stub import stub
 
-FILE = Path(__file__).resolve().parents[2] / "src" / "karat" / "_native.pyi"
+FOLDER = Path(__file__).resolve().parents[2] / "src" / "karat"
 
 
-def test_the_types_are_what_the_script_prints() -> None:
-    assert FILE.read_text(encoding="utf-8") == stub(native), "build the extension, then run python -m tools.native_stub"
+@pytest.mark.parametrize("name", ["_native", "_emulated"])
+def test_the_types_are_what_the_script_prints(name: str) -> None:
+    module = pytest.importorskip(f"karat.{name}", reason="this installation has no such extension")
+    stated = (FOLDER / f"{name}.pyi").read_text(encoding="utf-8")
+    assert stated == stub(module), f"build the extension, then run python -m tools.native_stub {name}"

@@ -32,7 +32,7 @@ from karat.engine.stats import EngineStats
 from karat.errors import KaratError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
-from karat.ops.registry import take_options
+from karat.ops.registry import numerics_of, take_options
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Comparison
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
@@ -138,7 +138,7 @@ class AsyncLLM:
         self._fingerprinting.identify(
             Computing(
                 sampler=SAMPLER_VERSION,
-                executor=self.executor,
+                executor=numerics_of(self.executor),
                 dtype=self.dtype,
                 activations=self.activations,
                 kv_dtype=self.kv_dtype,

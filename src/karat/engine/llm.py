@@ -214,7 +214,7 @@ class LLM:
         self._fingerprinting.identify(
             Computing(
                 sampler=SAMPLER_VERSION,
-                executor=self.executor,
+                executor=registry.numerics_of(self.executor),
                 dtype=self.dtype,
                 kv_dtype=self.kv_dtype,
                 activations=self.activations,

@@ -134,15 +134,7 @@ class NativeOps(Executor):
         """
         if len(weight.shape) == 1:
             return native().vector(np.ascontiguousarray(weight.to_array(np.dtype(np.float32))))
-        if len(weight.shape) != 2:
-            raise ExecutorError(f"{weight.name}: {weight.shape} is neither a matrix nor a vector")
-        if weight.dtype not in native().formats():
-            if weight.dtype not in self._held_as_float32:
-                _log.warning("weights of %s are held as float32: there are no native kernels for them", weight.dtype)
-                self._held_as_float32.add(weight.dtype)
-            values = weight.to_array(np.dtype(np.float32)).reshape(-1).view(np.uint8)
-            weight.release()
-            weight = Weight(weight.name, "F32", weight.shape, values, weight.file)
+        weight = self.with_kernels(weight)
         order = None if weight.row_order is None else np.ascontiguousarray(weight.row_order(), np.int64)
         first_byte = 0 if weight.row_span is None else weight.row_span[0]
         try:
@@ -152,6 +144,19 @@ class NativeOps(Executor):
             return take(weight.dtype, *weight.shape, weight.stored, **place)
         except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
+
+    def with_kernels(self, weight: Weight) -> Weight:
+        """A matrix in a type that has kernels: its own, or float32. Raises ExecutorError for other shapes."""
+        if len(weight.shape) != 2:
+            raise ExecutorError(f"{weight.name}: {weight.shape} is neither a matrix nor a vector")
+        if weight.dtype in native().formats():
+            return weight
+        if weight.dtype not in self._held_as_float32:
+            _log.warning("weights of %s are held as float32: there are no native kernels for them", weight.dtype)
+            self._held_as_float32.add(weight.dtype)
+        values = weight.to_array(np.dtype(np.float32)).reshape(-1).view(np.uint8)
+        weight.release()
+        return Weight(weight.name, "F32", weight.shape, values, weight.file)
 
     @property
     def pending_bytes(self) -> int:
@@ -186,15 +191,19 @@ class NativeOps(Executor):
         width = spec.k_dim + _up(spec.v_dim, 16)
         return len(spec.layers) * slots * spec.num_kv_heads * width * FLOAT_BYTES[spec.dtype]
 
+    def check_cache(self, spec: CacheSpec) -> None:
+        """Raise ExecutorError for a cache that kernels cannot read."""
+        if spec.dtype == "float64":
+            raise ExecutorError("kv_dtype='float64': the native executor has float16, bfloat16 and float32 caches")
+        if spec.k_dim != spec.v_dim:
+            raise ExecutorError(
+                f"keys of {spec.k_dim} numbers and values of {spec.v_dim}: the native executor has caches where "
+                "both are equal; take the reference executor"
+            )
+
     def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[Loaded, ...], ...]:
         for spec in groups:
-            if spec.dtype == "float64":
-                raise ExecutorError("kv_dtype='float64': the native executor has float16, bfloat16 and float32 caches")
-            if spec.k_dim != spec.v_dim:
-                raise ExecutorError(
-                    f"keys of {spec.k_dim} numbers and values of {spec.v_dim}: the native executor has caches where "
-                    "both are equal; take the reference executor"
-                )
+            self.check_cache(spec)
         return tuple(
             tuple(
                 native().cache(

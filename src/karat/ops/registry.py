@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from karat.config import DEFAULT_ACTIVATIONS, Activations, FloatName, Settings
 from karat.errors import ExecutorError, UsageError
+from karat.ops import device
 from karat.ops.executor import Executor
 from karat.ops.integer_reference import IntegerOps
 from karat.ops.integers import WIDTHS
@@ -32,7 +33,8 @@ class ExecutorEntry:
     """`make` makes the executor from a dtype, one of `dtypes`, and keyword arguments, which are some of `options`.
 
     `rounds_nothing`: weights in blocks may also read activations of the dtype. `unavailable` says why it cannot be made
-    here, None if it can.
+    here, None if it can. `numerics` is the executor whose bits it has, None if those are its own. With `is_chosen`
+    "auto" may take it.
     """
 
     make: Callable[..., Executor]
@@ -40,6 +42,8 @@ class ExecutorEntry:
     options: tuple[str, ...]
     rounds_nothing: bool = False
     unavailable: Callable[[], str | None] = lambda: None
+    numerics: str | None = None
+    is_chosen: bool = True
 
 
 def _reference(dtype: FloatName, *, threads: int | None = None, activations: Activations | None = None) -> Executor:
@@ -54,6 +58,13 @@ def _native(
     return NativeOps(dtype, isa=isa, threads=threads, activations=activations or DEFAULT_ACTIVATIONS)
 
 
+def _emulated(
+    dtype: FloatName, *, threads: int | None = None, activations: Activations | None = None
+) -> device.EmulatedOps:
+    """`threads` has no effect, and changes no number."""
+    return device.EmulatedOps(dtype, activations=activations or DEFAULT_ACTIVATIONS)
+
+
 # Options of executors. A name means the same for all that have it.
 OPTIONS: Mapping[str, Option] = {
     "threads": Option(lambda value: type(value) is int and value >= 1, "an integer of at least 1"),
@@ -61,13 +72,26 @@ OPTIONS: Mapping[str, Option] = {
     "isa": Option(lambda value: isinstance(value, str), "the name of a kernel build"),
 }
 
-# The last one that is available here and has the dtype is what "auto" takes.
+# The last one that "auto" may take, that is available here and has the dtype is what it takes.
 EXECUTORS: Mapping[str, ExecutorEntry] = {
     "reference": ExecutorEntry(_reference, ("float32", "float64"), ("threads", "activations"), rounds_nothing=True),
     "native": ExecutorEntry(
         _native, ("float32",), ("threads", "activations", "isa"), unavailable=lambda: unavailable_reason()
     ),
+    "cuda-emulated": ExecutorEntry(
+        _emulated,
+        ("float32",),
+        ("threads", "activations"),
+        unavailable=lambda: unavailable_reason() or device.MISSING,
+        numerics="native",
+        is_chosen=False,
+    ),
 }
+
+
+def numerics_of(executor: str) -> str:
+    """The executor whose bits this one has: what a fingerprint names."""
+    return EXECUTORS[executor].numerics or executor
 
 
 def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -86,12 +110,14 @@ def create(executor: str = "auto", dtype: FloatName = "float32", options: Mappin
     """An executor that computes in `dtype`; `ops.executor` is its name. "auto" is native where that is installed and
     has the dtype, else the reference.
 
-    The options of both:
+    "cuda-emulated" has the numbers of native, by the kernels of a GPU in an emulation; it is for tests (docs/gpu.md).
+
+    The options of all:
 
     - threads: None is one for each physical core that may be used. It applies to the native executor only.
     - activations: what linear layers on weights in blocks read: with float32 a width of integers
       (karat.ops.integers), which the reference executor computes as they are defined; it may also read `dtype`, which
-      rounds nothing. None is DEFAULT_ACTIVATIONS with the native executor, and `dtype` with the reference.
+      rounds nothing. None is `dtype` with the reference executor, and DEFAULT_ACTIVATIONS with the others.
 
     And of the native executor: isa, a kernel build; None is KARAT_ISA, or else the fastest.
 
@@ -99,7 +125,11 @@ def create(executor: str = "auto", dtype: FloatName = "float32", options: Mappin
     an unknown name or dtype, and for values that cannot be had here or do not go with the dtype.
     """
     if executor == "auto":
-        able = [name for name, entry in EXECUTORS.items() if dtype in entry.dtypes and entry.unavailable() is None]
+        able = [
+            name
+            for name, entry in EXECUTORS.items()
+            if entry.is_chosen and dtype in entry.dtypes and entry.unavailable() is None
+        ]
         executor = able[-1] if able else "reference"
     entry = EXECUTORS.get(executor)
     if entry is None:

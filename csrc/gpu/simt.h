@@ -1,0 +1,89 @@
+// A kernel is written once, as phases between barriers: nvcc compiles it for the GPU, g++ as an emulation.
+//
+//     struct Kernel {
+//         const float* x; ...                                    // its arguments
+//         Grid grid() const { ... }                              // its blocks of threads
+//         template <class Cta>
+//         KARAT_INLINE void run(Cta& cta) const {                // what a block of threads does
+//             auto parts = cta.template shared<float>(n);        // shared memory of the block, taken in order
+//             PerThread<Cta, float> sum(cta);                    // a thread's own registers, kept between phases
+//             cta.each([&](int thread) { ... });                 // a phase: every thread by itself
+//             cta.sync();                                        // a barrier
+//         }
+//     };
+//
+// On the GPU `each` runs its argument for threadIdx.x, and `sync` is __syncthreads. The emulation finds what a GPU
+// leaves to chance:
+//
+// - `each` runs the threads of a block one after the other in a random order, and blocks come in a random order.
+// - A word of shared memory that two threads touch between two barriers, one of them writing, is an error (Race),
+//   whatever the values.
+// - Shared memory and registers begin as NaN. A copy that was begun arrives where it is waited for; until then its
+// place
+//   is NaN, too.
+// - A load or a store at an address that is not a multiple of its size is an error, in shared and in global memory.
+//
+// It does not see races between blocks, nor the order of launches.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "simd/lane.h"
+
+namespace karat::gpu {
+
+struct Grid {
+    int x, y, threads;
+    std::size_t shared_bytes;
+};
+
+struct alignas(16) U4 { std::uint32_t v[4]; };
+
+// sum + the four products of signed bytes of `digits` and unsigned bytes of `codes`.
+KARAT_INLINE std::int32_t dot4(std::uint32_t digits, std::uint32_t codes, std::int32_t sum) {
+#if defined(__CUDACC__)
+    std::int32_t result;
+    asm("dp4a.s32.u32 %0, %1, %2, %3;" : "=r"(result) : "r"(digits), "r"(codes), "r"(sum));
+    return result;
+#else
+    for (int at = 0; at < 32; at += 8)
+        sum += static_cast<std::int8_t>(digits >> at & 255) * static_cast<std::int32_t>(codes >> at & 255);
+    return sum;
+#endif
+}
+
+KARAT_INLINE float float_of_int(std::int32_t i) { return static_cast<float>(i); }
+
+KARAT_INLINE std::int32_t nearest(float f) {  // of even ones in ties; |f| < 2^23
+#if defined(__CUDACC__)
+    return __float2int_rn(f);
+#else
+    return static_cast<std::int32_t>(__builtin_nearbyintf(f));
+#endif
+}
+
+KARAT_INLINE float square_root(float f) {
+#if defined(__CUDACC__)
+    return __fsqrt_rn(f);
+#else
+    return __builtin_sqrtf(f);
+#endif
+}
+
+#if defined(__CUDACC__)
+#define KARAT_HOST __host__
+#else
+#define KARAT_HOST
+#endif
+
+// Multiples of `size` that hold `number`.
+KARAT_HOST constexpr KARAT_INLINE int pieces(int number, int size) { return (number + size - 1) / size; }
+
+}  // namespace karat::gpu
+
+#if defined(__CUDACC__)
+#include "gpu/simt_cuda.h"
+#else
+#include "gpu/simt_emulated.h"
+#endif

@@ -1,0 +1,81 @@
+// simt.h on a GPU.
+#pragma once
+
+#include "gpu/simt.h"
+
+namespace karat::gpu {
+
+template <class T>
+struct Shared {
+    T* at;
+    KARAT_INLINE T get(int i) const { return at[i]; }
+    KARAT_INLINE void set(int i, T value) const { at[i] = value; }
+    template <class V>
+    KARAT_INLINE V get_as(int i) const {
+        return *reinterpret_cast<const V*>(at + i);
+    }
+};
+
+template <class Cta, class T>
+struct PerThread {
+    T value;
+    KARAT_INLINE explicit PerThread(Cta&) {}
+    KARAT_INLINE T& operator[](int) { return value; }
+};
+
+extern __shared__ __align__(128) unsigned char simt_shared[];
+
+struct Cta {
+    int used = 0;
+
+    KARAT_INLINE int x() const { return static_cast<int>(blockIdx.x); }
+    KARAT_INLINE int y() const { return static_cast<int>(blockIdx.y); }
+    KARAT_INLINE int threads() const { return static_cast<int>(blockDim.x); }
+
+    template <class T>
+    KARAT_INLINE Shared<T> shared(int count) {
+        const Shared<T> taken{reinterpret_cast<T*>(simt_shared + used)};
+        used += (count * static_cast<int>(sizeof(T)) + 127) / 128 * 128;
+        return taken;
+    }
+    template <class F>
+    KARAT_INLINE void each(const F& f) const {
+        f(static_cast<int>(threadIdx.x));
+    }
+    KARAT_INLINE void sync() const { __syncthreads(); }
+
+    // Begins to copy 16 bytes of global memory. They are there after `commit`, `wait` and a barrier.
+    template <class T>
+    KARAT_INLINE void copy16(const Shared<T>& to, int i, const void* from) const {
+        const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(to.at + i));
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from));
+    }
+    KARAT_INLINE void commit() const { asm volatile("cp.async.commit_group;"); }
+    // Waits until at most kLeft of the groups that were committed have not arrived.
+    template <int kLeft>
+    KARAT_INLINE void wait() const {
+        asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+    }
+
+    KARAT_INLINE void least(std::int32_t* at, std::int32_t value) const { atomicMin(at, value); }
+};
+
+template <class Kernel>
+__global__ void simt_kernel(const __grid_constant__ Kernel kernel) {
+    Cta cta;
+    kernel.run(cta);
+}
+
+struct Device { cudaStream_t stream; };
+
+template <class Kernel>
+void launch(Device& device, const Kernel& kernel) {
+    const Grid grid = kernel.grid();
+    if (grid.x <= 0 || grid.y <= 0) return;
+    const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
+    const auto run = &simt_kernel<Kernel>;
+    cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes));
+    run<<<blocks, static_cast<unsigned>(grid.threads), grid.shared_bytes, device.stream>>>(kernel);
+}
+
+}  // namespace karat::gpu

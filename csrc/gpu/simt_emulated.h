@@ -1,0 +1,215 @@
+// simt.h as an emulation on the CPU.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "gpu/simt.h"
+
+namespace karat::gpu {
+
+struct Race : std::runtime_error { using std::runtime_error::runtime_error; };
+
+// A block's shared memory, in words of 32 bits, and who touched each since the last barrier.
+class SharedMemory {
+public:
+    explicit SharedMemory(std::size_t bytes) : words_(bytes / 4, kNothing), touched_(bytes / 4) {}
+
+    void begin_thread(int thread) { thread_ = thread; }
+    void barrier() { ++epoch_; }
+    std::size_t bytes() const { return 4 * words_.size(); }
+
+    template <class V>
+    V read(std::size_t byte) {
+        V value;
+        check<V>(byte);
+        for (std::size_t w = byte / 4; w < (byte + sizeof(V) + 3) / 4; ++w) note_read(w);
+        std::memcpy(&value, at(byte), sizeof value);
+        return value;
+    }
+    template <class V>
+    void write(std::size_t byte, V value) {
+        check<V>(byte);
+        for (std::size_t w = byte / 4; w < (byte + sizeof(V) + 3) / 4; ++w) note_write(w);
+        std::memcpy(at(byte), &value, sizeof value);
+    }
+    // A copy that was begun: nothing is there yet.
+    void empty16(std::size_t byte) {
+        check<U4>(byte);
+        for (std::size_t w = byte / 4; w < byte / 4 + 4; ++w) {
+            note_write(w);
+            words_[w] = kNothing;
+        }
+    }
+    void arrive16(std::size_t byte, const unsigned char* bytes) { std::memcpy(at(byte), bytes, 16); }
+
+private:
+    struct Touch {
+        int epoch = -1, writer = -1, reader = -1;
+        bool many = false;
+    };
+    static constexpr std::uint32_t kNothing = 0x7fc0dead;  // NaN
+    std::vector<std::uint32_t> words_;
+    std::vector<Touch> touched_;
+    int epoch_ = 0, thread_ = 0;
+
+    unsigned char* at(std::size_t byte) { return reinterpret_cast<unsigned char*>(words_.data()) + byte; }
+
+    template <class V>
+    void check(std::size_t byte) const {
+        if (byte % alignof(V)) throw std::out_of_range("shared memory: a misaligned access");
+        if (byte + sizeof(V) > bytes()) throw std::out_of_range("shared memory: byte " + std::to_string(byte));
+    }
+    Touch& touch(std::size_t word) {
+        Touch& t = touched_[word];
+        if (t.epoch != epoch_) t = {epoch_, -1, -1, false};
+        return t;
+    }
+    void note_read(std::size_t word) {
+        Touch& t = touch(word);
+        if (t.writer >= 0 && t.writer != thread_) race(word, t.writer, "written", "read");
+        if (t.reader >= 0 && t.reader != thread_) t.many = true;
+        t.reader = thread_;
+    }
+    void note_write(std::size_t word) {
+        Touch& t = touch(word);
+        if (t.writer >= 0 && t.writer != thread_) race(word, t.writer, "written", "written");
+        if (t.reader >= 0 && (t.reader != thread_ || t.many)) race(word, t.reader, "read", "written");
+        t.writer = thread_;
+    }
+    [[noreturn]] void race(std::size_t word, int other, const char* before, const char* now) const {
+        throw Race("shared memory: word " + std::to_string(word) + " is " + before + " by thread " +
+                   std::to_string(other) + " and " + now + " by thread " + std::to_string(thread_) +
+                   ", without a barrier");
+    }
+};
+
+template <class T>
+struct Shared {
+    SharedMemory* memory;
+    std::size_t byte;  // where it begins
+    T get(int i) const { return get_as<T>(i); }
+    void set(int i, T value) const { memory->write(byte + static_cast<std::size_t>(i) * sizeof(T), value); }
+    template <class V>
+    V get_as(int i) const {
+        return memory->read<V>(byte + static_cast<std::size_t>(i) * sizeof(T));
+    }
+};
+
+template <class Cta, class T>
+class PerThread {
+public:
+    explicit PerThread(Cta& cta) : values_(static_cast<std::size_t>(cta.threads())) {
+        static_assert(std::is_trivially_copyable_v<T>);
+        std::memset(static_cast<void*>(values_.data()), 0x7f, sizeof(T) * values_.size());
+    }
+    T& operator[](int thread) { return values_[static_cast<std::size_t>(thread)]; }
+
+private:
+    std::vector<T> values_;
+};
+
+using Random = std::minstd_rand;
+
+// Numbers from 0 on in a random order: there are as many orders as places to begin, and steps from one to the next.
+class Order {
+public:
+    Order(int count, Random& random) : count_(count), at_(pick(random)), step_(1) {
+        do step_ = count > 1 ? 1 + pick(random) : 1;
+        while (std::gcd(step_, count) != 1);
+    }
+    int next() { return at_ = static_cast<int>((static_cast<std::int64_t>(at_) + step_) % count_); }
+
+private:
+    int count_, at_, step_;
+    int pick(Random& random) const { return static_cast<int>(random() % static_cast<unsigned>(count_)); }
+};
+
+class Cta {
+public:
+    Cta(int x, int y, int threads, SharedMemory& memory, Random& random)
+        : x_(x), y_(y), threads_(threads), memory_(memory), random_(random) {}
+
+    int x() const { return x_; }
+    int y() const { return y_; }
+    int threads() const { return threads_; }
+
+    template <class T>
+    Shared<T> shared(int count) {
+        const Shared<T> taken{&memory_, used_};
+        used_ += (static_cast<std::size_t>(count) * sizeof(T) + 127) / 128 * 128;
+        if (used_ > memory_.bytes()) throw std::out_of_range("more shared memory than the launch has");
+        return taken;
+    }
+    template <class F>
+    void each(const F& f) {
+        Order order(threads_, random_);
+        for (int i = 0; i < threads_; ++i) {
+            const int thread = order.next();
+            memory_.begin_thread(thread);
+            f(thread);
+        }
+    }
+    void sync() { memory_.barrier(); }
+
+    template <class T>
+    void copy16(const Shared<T>& to, int i, const void* from) {
+        Copy copy{to.byte + static_cast<std::size_t>(i) * sizeof(T), value_at<U4>(from)};
+        memory_.empty16(copy.to);
+        open_.push_back(copy);
+    }
+    void commit() {
+        groups_.push_back(std::move(open_));
+        open_.clear();
+    }
+    template <int kLeft>
+    void wait() {
+        while (groups_.size() > static_cast<std::size_t>(kLeft)) {
+            for (const Copy& copy : groups_.front())
+                memory_.arrive16(copy.to, reinterpret_cast<const unsigned char*>(&copy.bytes));
+            groups_.erase(groups_.begin());
+        }
+    }
+
+    void least(std::int32_t* at, std::int32_t value) const { *at = std::min(*at, value); }
+
+private:
+    struct Copy {
+        std::size_t to;
+        U4 bytes;
+    };
+    int x_, y_, threads_;
+    SharedMemory& memory_;
+    Random& random_;
+    std::size_t used_ = 0;
+    std::vector<Copy> open_;                 // of all threads
+    std::vector<std::vector<Copy>> groups_;  // committed, oldest first
+};
+
+// Launches with the same seed come in the same order.
+struct Device {
+    Random random;
+    explicit Device(unsigned seed) : random(seed) {}
+};
+
+// Runs all blocks of a launch.
+template <class Kernel>
+void launch(Device& device, const Kernel& kernel) {
+    const Grid grid = kernel.grid();
+    if (grid.x <= 0 || grid.y <= 0) return;
+    Order order(grid.x * grid.y, device.random);
+    for (int i = 0; i < grid.x * grid.y; ++i) {
+        const int block = order.next();
+        SharedMemory memory(grid.shared_bytes);
+        Cta cta(block % grid.x, block / grid.x, grid.threads, memory, device.random);
+        kernel.run(cta);
+    }
+}
+
+}  // namespace karat::gpu

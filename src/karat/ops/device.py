@@ -1,0 +1,282 @@
+"""The kernels of a GPU behind Ops, op by op: the numbers of the native executor, bit for bit (docs/gpu.md).
+
+`EmulatedOps` runs them in their emulation (csrc/gpu/simt.h), which `make emulated` compiles. It is for tests: it finds
+what a GPU would leave to chance, and is some hundred times slower than the native executor.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from karat.checkpoint.weights import Weight
+from karat.config import DEFAULT_ACTIVATIONS, Activations, FloatName, RopeConfig
+from karat.errors import ExecutorError, NumericsError
+from karat.ops import api
+from karat.ops.api import HeadGroups, Loaded, Op, Ops, Step, Tensor
+from karat.ops.executor import CacheSpec, Executor, Held, Runner, StepLimits
+from karat.ops.integers import WIDTHS
+from karat.ops.native import REGION_SLOTS, NativeOps
+from karat.ops.reference import require
+from karat.ops.rope_table import CosSin, cos_sin_table
+
+F32 = NDArray[np.float32]
+
+_CACHE_TYPES: tuple[FloatName, ...] = ("float32", "float16", "bfloat16")  # CacheType in csrc/contract/kernels.h
+_HOW = "`make emulated` in a clone compiles it"
+
+try:
+    import karat._emulated as _emulated
+except ModuleNotFoundError:
+    MISSING: str | None = f"this installation has no emulated GPU; {_HOW}"
+except ImportError as error:
+    MISSING = f"the emulated GPU cannot be loaded ({error}); {_HOW}"
+else:
+    MISSING = None
+
+
+def emulated() -> ModuleType:
+    """The module of the emulation. Raises ExecutorError where it is missing."""
+    if MISSING is not None:
+        raise ExecutorError(f"the cuda-emulated executor is not available: {MISSING}")
+    return _emulated
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCache:
+    """K and V of a layer. `layout` is the device's; `group` and `layer` are their numbers in the model."""
+
+    layout: Any
+    dtype: FloatName
+    num_kv_heads: int
+    head_dim: int
+    group: int
+    layer: int
+
+
+class EmulatedOps(NativeOps):
+    """An executor (karat.ops.executor) whose results are arrays in the memory of the host, as the emulation's are.
+
+    The order in which threads and blocks of a launch run is random; `seed` chooses it, and no result depends on it.
+    """
+
+    executor = "cuda-emulated"
+
+    def __init__(
+        self, dtype: FloatName = "float32", *, activations: Activations = DEFAULT_ACTIVATIONS, seed: int = 0
+    ) -> None:
+        module = emulated()
+        super().__init__(dtype, isa="generic", threads=1, activations=activations)
+        self._module, self.device = module, module.Device(seed)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"activations": self.activations}
+
+    def load(self, weight: Weight, *, later: bool = False) -> Loaded:
+        """A matrix packed in its stored type, a vector as float32. All of it is there at once."""
+        if len(weight.shape) == 1:
+            return np.ascontiguousarray(weight.to_array(np.dtype(np.float32)))
+        weight = self.with_kernels(weight)
+        order = None if weight.row_order is None else np.ascontiguousarray(weight.row_order(), np.int64)
+        first_byte = 0 if weight.row_span is None else weight.row_span[0]
+        return self._module.DeviceMatrix(
+            weight.dtype, *weight.shape, weight.stored, weight.row_bytes, first_byte, order
+        )
+
+    def held(self, loaded: Loaded) -> Held:
+        if isinstance(loaded, np.ndarray):
+            return Held("F32", loaded.view(np.uint8))
+        stored = np.empty(loaded.stored_bytes, np.uint8)
+        loaded.read(stored)
+        return Held(loaded.format, stored)
+
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> CosSin:
+        return cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=np.dtype(np.float32))
+
+    def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[DeviceCache, ...], ...]:
+        for spec in groups:
+            self.check_cache(spec)
+        return tuple(self._cache_group(spec, group) for group, spec in enumerate(groups))
+
+    def _cache_group(self, spec: CacheSpec, group: int) -> tuple[DeviceCache, ...]:
+        regions = -(-spec.num_blocks * spec.block_size // REGION_SLOTS)
+        layer_bytes = self.cache_bytes(spec) // len(spec.layers) // regions
+        data = np.full((regions, layer_bytes * len(spec.layers)), 0xFF, np.uint8)  # NaN in every type
+        return tuple(
+            DeviceCache(
+                self._module.DeviceCache(
+                    data, _CACHE_TYPES.index(spec.dtype), spec.num_kv_heads, spec.k_dim, place * layer_bytes
+                ),
+                spec.dtype,
+                spec.num_kv_heads,
+                spec.k_dim,
+                group,
+                layer,
+            )
+            for place, layer in enumerate(spec.layers)
+        )
+
+    def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
+        """`forward`, called for every step."""
+        return Executor.runner(self, forward, limits)
+
+    def _run(self, op: Op[Any], scores: F32 | None = None, score_seq: int = 0) -> Any:
+        if isinstance(op, api.PagedAttention):
+            return _paged_attention(self, op, scores, score_seq)
+        function = _FUNCTIONS.get(type(op))
+        if function is None or getattr(op, "group", None) is not None or getattr(op, "share", None) is not None:
+            raise ExecutorError(f"{type(op).__name__}: the {self.executor} executor has no kernels for this op yet")
+        return function(self, op)
+
+
+def _array(x: Any) -> F32:
+    if x.dtype != np.float32:
+        raise ExecutorError(f"an input of {x.dtype}; the kernels of a GPU compute in float32")
+    return np.ascontiguousarray(x)
+
+
+def _embedding(ops: EmulatedOps, op: api.Embedding) -> F32:
+    ids = np.ascontiguousarray(op.step.token_ids, np.int32)
+    out = np.empty((len(ids), op.table.columns), np.float32)
+    ops.device.embedding(op.table, ids, out)
+    return out
+
+
+def _rms_norm(ops: EmulatedOps, op: api.RmsNorm) -> F32:
+    x = _array(op.x)
+    require(x.shape[-1:] == op.weight.shape, op.name, f"weight {op.weight.shape} for rows of {x.shape[-1]}")
+    out = np.empty_like(x)
+    ops.device.rms_norm(x, op.weight, op.eps, out)
+    return out
+
+
+def _linear(ops: EmulatedOps, op: api.Linear) -> F32:
+    x, weight = _array(op.x), op.weight
+    shape = (weight.rows, weight.columns)
+    require(x.shape[-1] == weight.columns, op.name, f"weight [out, in] {shape} for rows of {x.shape[-1]}")
+    out = np.empty((len(x), weight.rows), np.float32)
+    width = list(WIDTHS).index(ops.activations) + 1
+    ops.device.linear(weight, x, width, list(op.leaves or (weight.columns,)), op.bias, None, out)
+    return out
+
+
+def _qkv(ops: EmulatedOps, op: api.Qkv) -> tuple[F32, ...]:
+    return tuple(_linear(ops, linear).reshape(len(op.x), -1, op.head_dim) for linear in op.alone())
+
+
+def _gate_up(ops: EmulatedOps, op: api.GateUp) -> tuple[F32, ...]:
+    return tuple(_linear(ops, linear) for linear in op.alone())
+
+
+def _silu_mul(ops: EmulatedOps, op: api.SiluMul) -> F32:
+    gate, up = _array(op.gate), _array(op.up)
+    require(gate.shape == up.shape, op.name, f"gate {gate.shape} and up {up.shape}")
+    out = np.empty_like(up)
+    ops.device.silu_mul(gate, up, out)
+    return out
+
+
+def _sigmoid_mul(ops: EmulatedOps, op: api.SigmoidMul) -> F32:
+    x, gate = _array(op.x), _array(op.gate)
+    columns, gates = prod(x.shape[1:]), prod(gate.shape[1:])
+    fits = len(x) == len(gate) and gates > 0 and columns % gates == 0
+    require(fits, op.name, f"a gate {gate.shape} for {x.shape}")
+    out = np.empty_like(x)
+    ops.device.sigmoid_mul(x, gate, out)
+    return out
+
+
+def _add(ops: EmulatedOps, op: api.Add) -> F32:
+    x, y = _array(op.x), _array(op.y)
+    require(x.shape == y.shape, op.name, f"{x.shape} + {y.shape}")
+    out = np.empty_like(x)
+    ops.device.add(x, y, out)
+    return out
+
+
+def _scale(ops: EmulatedOps, op: api.Scale) -> F32:
+    x = _array(op.x)
+    require(isfinite(op.factor), op.name, f"factor={op.factor}; expected a finite number")
+    out = np.empty_like(x)
+    ops.device.scale(x, op.factor, out)
+    return out
+
+
+def _rope(ops: EmulatedOps, op: api.Rope) -> F32:
+    x, held = _array(op.x), 2 * op.table.cos.shape[-1]
+    require(held == x.shape[-1], op.name, f"a table for head_dim {held}, got {x.shape[-1]}")
+    out = np.empty_like(x)
+    ops.device.rope(x, _numbers(op.step.positions), op.table.cos, op.table.sin, out)
+    return out
+
+
+def _kv_write(ops: EmulatedOps, op: api.KvWrite) -> None:
+    cache, k, v = op.cache, _array(op.k), _array(op.v)
+    lost = ops.device.kv_write(k, v, cache.layout, _numbers(op.step.slots(cache.group)))
+    if lost >= 0:
+        part, at = divmod(lost, k.size)
+        token, rest = divmod(at, cache.num_kv_heads * cache.head_dim)
+        value = (k, v)[part].reshape(-1)[at]
+        raise NumericsError(
+            f"{'KV'[part]} of layer {cache.layer}, KV head {rest // cache.head_dim}, token {token} of the step: "
+            f"{value:.6g} does not fit the KV cache; choose a wider one (--kv-dtype float32, or "
+            "LLM(kv_dtype='float32'))"
+        )
+
+
+def _paged_attention(ops: EmulatedOps, op: api.PagedAttention, scores: F32 | None, score_seq: int) -> F32:
+    step, cache, q = op.step, op.cache, _array(op.q)
+    heads = q.shape[1]
+    groups = op.groups or HeadGroups.equal(heads, cache.num_kv_heads)
+    fits = groups.fit(heads, cache.num_kv_heads)
+    require(fits, op.name, f"{heads} heads in {groups} over {cache.num_kv_heads} KV heads")
+    out = np.empty_like(q)
+    ops.device.attention(
+        q,
+        cache.layout,
+        _numbers(step.positions),
+        _numbers(step.query_starts),
+        _numbers(step.block_tables(cache.group)),
+        step.block_size,
+        groups.size,
+        groups.first,
+        op.scale,
+        op.window or 0,
+        scores,
+        score_seq,
+        out,
+    )
+    return out.reshape(len(q), -1)
+
+
+def _select_rows(ops: EmulatedOps, op: api.SelectRows) -> F32:
+    x, rows = _array(op.x), _numbers(op.step.logit_rows)
+    out = np.empty((len(rows), x.shape[-1]), np.float32)
+    ops.device.select_rows(x, rows, out)
+    return out
+
+
+def _numbers(column: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+    """A column of the batch, as kernels read it."""
+    return np.ascontiguousarray(column, np.int32)
+
+
+_FUNCTIONS: Mapping[type[Op[Any]], Callable[[EmulatedOps, Any], Any]] = {
+    api.Embedding: _embedding,
+    api.RmsNorm: _rms_norm,
+    api.Linear: _linear,
+    api.Qkv: _qkv,
+    api.GateUp: _gate_up,
+    api.SiluMul: _silu_mul,
+    api.SigmoidMul: _sigmoid_mul,
+    api.Add: _add,
+    api.Scale: _scale,
+    api.Rope: _rope,
+    api.KvWrite: _kv_write,
+    api.SelectRows: _select_rows,
+}

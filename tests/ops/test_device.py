@@ -1,0 +1,267 @@
+"""The kernels of a GPU, emulated, have the bits of the native executor: every op, format, width and type of cache.
+
+The emulation also raises where a kernel leaves something to chance (csrc/gpu/simt.h), so each case here is a search for
+races, early reads and misaligned accesses, too. tests/gpu plants such mistakes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from karat.batch import ForwardBatch, plain_batch
+from karat.checkpoint.weights import Weight
+from karat.config import Activations, RopeConfig
+from karat.errors import ExecutorError, NumericsError
+from karat.ops import device
+from karat.ops.api import HeadGroups
+from karat.ops.device import EmulatedOps
+from karat.ops.executor import CacheSpec, Executor
+from karat.ops.leaves import leaf_ends
+from karat.ops.native import NativeOps, unavailable_reason
+from karat.quant import CODINGS, FORMATS
+from tests.support.activations import rows_of_all_kinds
+from tests.support.drawn import some
+from tests.support.integer_digests import NAMES, digest, stated
+from tests.support.seed import SEED
+from tests.support.weights import random_blocks
+
+if reason := unavailable_reason() or device.MISSING:
+    pytest.skip(f"no emulated GPU: {reason}", allow_module_level=True)
+
+F32 = NDArray[np.float32]
+FLOATS = ("F32", "F16", "BF16")
+
+
+def both(width: Activations = "int16") -> tuple[NativeOps, EmulatedOps]:
+    return NativeOps(threads=1, activations=width), EmulatedOps(activations=width, seed=int(rng_of().integers(2**32)))
+
+
+def vector(values: F32) -> Weight:
+    return Weight("vector", "F32", values.shape, values.view(np.uint8), Path("in-memory"))
+
+
+def assert_same_bits(got: Any, want: Any, message: str = "") -> None:
+    """NaN where there is NaN; its sign and payload are not promised."""
+    assert got.shape == want.shape and got.dtype == want.dtype == np.float32
+    bits = [np.where(np.isnan(r), np.uint32(0x7FC00000), np.ascontiguousarray(r).view(np.uint32)) for r in (got, want)]
+    np.testing.assert_array_equal(*bits, err_msg=message)
+
+
+def rng_of(*of: object) -> np.random.Generator:
+    return np.random.default_rng([*f"{SEED} {of}".encode()])
+
+
+def test_digests() -> None:
+    """Those that the definition of contract 5 made: every block format and width, one leaf and eight."""
+
+    def by_emulation(weight: Weight, x: F32, ends: tuple[int, ...], width: str) -> F32:
+        ops = EmulatedOps(activations=width)  # type: ignore[arg-type]
+        return ops.linear(x, ops.load(weight), leaves=ends, name="op")  # type: ignore[no-any-return]
+
+    for (stored, width), found in some(stated().items(), 12, "device"):
+        assert digest(stored, width, by_emulation) == found, f"{stored}, {width}"
+
+
+@pytest.mark.drawn(1, each=("stored", "width"))
+@pytest.mark.parametrize("stored", CODINGS)
+@pytest.mark.parametrize("width", NAMES)
+def test_linear_layers_on_blocks(stored: str, width: Activations) -> None:
+    """Rows of every kind, panels of both widths, a bias; one token and several."""
+    rng = rng_of(stored, width)
+    columns = 3 * 256 if FORMATS[stored].block_size == 256 else 32 * int(rng.integers(1, 35))
+    weight = random_blocks(stored, int(rng.integers(1, 150)), columns, rng)
+    x = rows_of_all_kinds(columns, rng)
+    bias = vector(rng.standard_normal(weight.shape[0]).astype(np.float32))
+    for ends in ((columns,), leaf_ends(columns, FORMATS[stored].block_size)):
+        for rows in (x[:1], x[3:4], x[: int(rng.integers(2, len(x) + 1))]):
+            results = [
+                ops.linear(rows, ops.load(weight), ops.load(bias), leaves=ends, name="op") for ops in both(width)
+            ]
+            assert_same_bits(results[1], results[0], f"{weight.shape}, {len(rows)} tokens, {len(ends)} leaves")
+
+
+@pytest.mark.parametrize("stored", FLOATS)
+def test_linear_layers_on_floats(stored: str) -> None:
+    rng = rng_of(stored)
+    for tokens in (1, 2, int(rng.integers(3, 20))):
+        columns, rows = int(rng.integers(1, 300)), int(rng.integers(1, 150))
+        weight = random_blocks(stored, rows, columns, rng)
+        x = rng.standard_normal((tokens, columns)).astype(np.float32)
+        x[-1, -1] = rng.choice([np.nan, np.inf, 1e-42, 1.0])
+        for ends in ((columns,), leaf_ends(columns, 1)):
+            results = [ops.linear(x, ops.load(weight), leaves=ends, name="op") for ops in both()]
+            assert_same_bits(results[1], results[0], f"{weight.shape}, {tokens} tokens, {len(ends)} leaves")
+
+
+def test_qkv_and_gate_up_are_linear_layers() -> None:
+    rng = rng_of()
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    weights = [random_blocks("Q4_0", rows, 64, rng) for rows in (64, 32, 32)]
+    for ops in both():
+        q, k, v = (ops.load(weight) for weight in weights)
+        heads = ops.qkv(x, (q, k, v), None, head_dim=16, names=("q", "k", "v"))
+        gates = ops.gate_up(x, (k, v), None, names=("gate", "up"))
+        for got, weight in zip((*heads, *gates), (q, k, v, k, v), strict=True):
+            assert_same_bits(got.reshape(3, -1), ops.linear(x, weight, name="op"))
+
+
+@pytest.mark.parametrize("stored", [*FLOATS, *CODINGS])
+def test_embedding(stored: str) -> None:
+    rng = rng_of(stored)
+    columns = 512 if stored in FORMATS else 70
+    table = random_blocks(stored, 150, columns, rng)
+    ids = [0, 149, 63, 64, 127, 128, 144, *rng.integers(0, 150, 3).tolist()]
+    results = [ops.embedding(plain(ids), ops.load(table), name="op") for ops in both()]
+    assert_same_bits(results[1], results[0])
+
+
+def plain(ids: list[int]) -> ForwardBatch:
+    return plain_batch(ids)
+
+
+def values(rng: np.random.Generator, *shape: int) -> F32:
+    """Of all sizes, and what is not finite."""
+    x = np.ldexp(rng.standard_normal(shape).astype(np.float32), rng.integers(-10, 8, shape))
+    flat = x.reshape(-1)
+    flat[rng.integers(0, len(flat), 4)] = [0.0, -0.0, 100.0, -100.0]
+    flat[rng.integers(0, len(flat))] = rng.choice([np.nan, np.inf, -np.inf, 3e38, 1e-40])
+    return x
+
+
+def test_ops_on_elements_and_rows() -> None:
+    rng = rng_of()
+    for _ in range(5):
+        rows, n = int(rng.integers(1, 5)), 2 * int(rng.integers(1, 150))
+        x, y = values(rng, rows, n), values(rng, rows, n)
+        gates, heads = values(rng, rows, 2), values(rng, rows, 3, n)
+        weight, eps = vector(rng.standard_normal(n).astype(np.float32)), float(rng.choice([1e-5, 1e-6]))
+        batch = plain(rng.integers(0, 9, rows).tolist())
+        rope = RopeConfig(theta=10000.0)
+        with np.errstate(all="ignore"):
+            results = [
+                (
+                    ops.rms_norm(x, ops.load(weight), eps, name="op"),
+                    ops.silu_mul(x, y, name="op"),
+                    ops.sigmoid_mul(x, gates, name="op"),
+                    ops.sigmoid_mul(x, y, name="op"),
+                    ops.add(x, y, name="op"),
+                    ops.scale(x, 1 / 3, name="op"),
+                    ops.rope(heads, ops.rope_table(rope, head_dim=n, num_positions=rows), batch, name="op"),
+                    ops.select_rows(x, batch, name="op"),
+                )
+                for ops in both()
+            ]
+        for number, (want, got) in enumerate(zip(*results, strict=True)):
+            assert_same_bits(got, want, f"{number}")
+
+
+def steps(rng: np.random.Generator, lens: list[int], block_size: int) -> tuple[list[ForwardBatch], int]:
+    """A step for all but a few tokens of each sequence, and one for these: on shuffled blocks. And how many blocks."""
+    counts = [-(-n // block_size) for n in lens]
+    order = rng.permutation(sum(counts) + 2).astype(np.int32)
+    tables = np.full((len(lens), max(counts)), -1, np.int32)
+    for i, count in enumerate(counts):
+        tables[i, :count] = order[sum(counts[:i]) :][:count]
+    last = [int(rng.integers(1, min(n, 4))) for n in lens]
+    made = []
+    for begin, end in (
+        ([0] * len(lens), [n - m for n, m in zip(lens, last, strict=True)]),
+        ([n - m for n, m in zip(lens, last, strict=True)], lens),
+    ):
+        new = [b - a for a, b in zip(begin, end, strict=True)]
+        positions = np.concatenate([np.arange(a, b) for a, b in zip(begin, end, strict=True)])
+        owner = np.repeat(np.arange(len(lens)), new)
+        slots = tables[owner, positions // block_size] * block_size + positions % block_size
+        made.append(
+            ForwardBatch.of(
+                block_size,
+                token_ids=positions % 7,
+                positions=positions,
+                query_starts=[0, *np.cumsum(new)],
+                context_lens=end,
+                logit_rows=[0],
+                slots=[slots],
+                block_tables=[tables],
+            )
+        )
+    return made, len(order)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("window", [None, 200])
+def test_attention(kv_dtype: Any, window: int | None) -> None:
+    """A prompt and a decode step over two splits, with groups that are cut, and scores for observers."""
+    rng = rng_of(kv_dtype, window)
+    batches, blocks = steps(rng, [int(rng.integers(257, 280)), 5], 16)
+    dim, groups, kv_heads, heads = 2 * int(rng.integers(4, 12)), HeadGroups(3, 1), 2, 4
+    spec = CacheSpec(
+        layers=(0, 1), num_blocks=blocks, block_size=16, num_kv_heads=kv_heads, k_dim=dim, v_dim=dim, dtype=kv_dtype
+    )
+    shapes = (heads, kv_heads, kv_heads)
+    inputs = [
+        [rng.standard_normal((batch.num_tokens, count, dim)).astype(np.float32) for count in shapes]
+        for batch in batches
+    ]
+    results = []
+    for ops in both():
+        cache = ops.new_cache([spec])[0][1]
+        shown: list[F32] = []
+        made: list[F32] = []
+        for batch, (q, k, v) in zip(batches, inputs, strict=True):
+            ops.kv_write(k, v, cache, batch)
+            made.append(ops.paged_attention(q, cache, batch, name="op", scale=0.3, window=window, groups=groups))
+        ops.paged_attention(
+            inputs[1][0],
+            cache,
+            batches[1],
+            name="op",
+            scale=0.3,
+            window=window,
+            groups=groups,
+            observe=lambda name, value, shown=shown: shown.append(value),  # type: ignore[misc]
+        )
+        results.append([*made, *shown])
+    assert len(results[0]) == 2 + 2 * 2
+    for number, (want, got) in enumerate(zip(*results, strict=True)):
+        assert_same_bits(got, want, f"{number}")
+
+
+def test_a_number_that_does_not_fit_the_cache_is_named_as_the_native_executor_names_it() -> None:
+    spec = CacheSpec(layers=(0, 1), num_blocks=1, block_size=16, num_kv_heads=2, k_dim=8, v_dim=8, dtype="float16")
+    k = np.ones((3, 2, 8), np.float32)
+    v = k.copy()
+    k[0, 0, 0] = np.inf  # which was not finite before
+    v[2, 1, 3], v[2, 1, 4] = 7e4, 8e4
+    batch, said = plain([1, 2, 3]), []
+    for ops in both():
+        with pytest.raises(NumericsError) as caught:
+            ops.kv_write(k, v, ops.new_cache([spec])[0][1], batch)
+        said.append(str(caught.value))
+    assert said[1] == said[0]
+
+
+def test_weights_are_read_back_as_they_were_stored() -> None:
+    rng = rng_of()
+    ops: Executor = both()[1]
+    for stored in (*FLOATS, *CODINGS):
+        weight = random_blocks(stored, 70, 256, rng)
+        held = ops.held(ops.load(weight))
+        assert held.dtype == stored
+        np.testing.assert_array_equal(held.data, weight.stored)
+
+
+def test_an_op_without_kernels_is_an_error_that_names_it() -> None:
+    ops = both()[1]
+    with pytest.raises(ExecutorError, match=r"^Route: the cuda-emulated executor has no kernels for this op yet$"):
+        ops.route(np.ones((1, 4), np.float32), num_chosen=2, renormalised=True, names=("ids", "weights"))
+
+
+def test_without_the_module_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        device, "MISSING", "this installation has no emulated GPU; `make emulated` in a clone compiles it"
+    )
+    with pytest.raises(ExecutorError, match=r"the cuda-emulated executor is not available: .*`make emulated`"):
+        EmulatedOps()
