@@ -337,11 +337,20 @@ class TestRules:
     @pytest.mark.parametrize("name", ["padding", "seperator", "mask"])
     def test_an_id_that_nothing_needs_may_name_no_token(self, name: str, tmp_path: Path) -> None:
         key = f"tokenizer.ggml.{name}_token_id"
-        (tmp_path / "a.gguf").write_bytes(tiny({key: (U32, 4294967295)}))
+        (tmp_path / "a.gguf").write_bytes(tiny({key: (U32, 4294967294)}))
         tokenizer = loaded(tmp_path / "a.gguf")
-        assert tokenizer.notes == (f"{key}=4294967295 names no token (there are 6); nothing needs one",)
+        assert tokenizer.notes == (f"{key}=4294967294 names no token (there are 6); nothing needs one",)
         (tmp_path / "a.gguf").write_bytes(tiny())
         assert tokenizer.encode("a") == loaded(tmp_path / "a.gguf").encode("a")
+
+    @pytest.mark.parametrize("name", ["bos", "unknown", "eot", "eom"])
+    def test_minus_one_as_an_unsigned_number_is_no_id(self, name: str, tmp_path: Path) -> None:
+        key = f"tokenizer.ggml.{name}_token_id"
+        without: dict[str, Any] = {"tokenizer.ggml.add_bos_token": (BOOL, False), key: None}
+        (tmp_path / "a.gguf").write_bytes(tiny(without))
+        expected = loaded(tmp_path / "a.gguf").encode("aab")
+        (tmp_path / "a.gguf").write_bytes(tiny(without | {key: (U32, 2**32 - 1)}))
+        assert loaded(tmp_path / "a.gguf").encode("aab") == expected
 
     def test_keys_that_are_not_read_are_named(self, tmp_path: Path) -> None:
         changes = {

@@ -151,6 +151,7 @@ def test_bombs_are_refused_quickly(name: str) -> None:
         {"type": "object", "propertyNames": {"not": {"const": "a"}}},
         {"anyOf": [{"type": "integer"}, {}], "unevaluatedProperties": False},
         {"type": "foo"},
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
         {"type": "string", "pattern": "(?=a)"},
         {"type": "object", "patternProperties": {"(?=a)": {}}},
         {"type": "integer", "multipleOf": 0},

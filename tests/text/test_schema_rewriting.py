@@ -80,6 +80,11 @@ KEPT: dict[str, tuple[Any, list[Any], list[Any]]] = {  # a schema, answers of it
         [["a"], ["a", "f"]],
         [[], ["a", "a"], ["a", "b", "c"]],
     ),
+    "a set of values that are there twice": (
+        {"type": "array", "items": {"enum": ["a", 1, "a", 1.0]}, "uniqueItems": True},
+        [[], [1, "a"]],
+        [["a", "a"], [1, 1]],
+    ),
     "a set by reference": (
         {"type": "array", "items": {"$ref": "#/$defs/b"}, "uniqueItems": True, "$defs": {"b": {"type": "boolean"}}},
         [[True, False]],

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from tokenizers import AddedToken
 
 from karat.checkpoint.gguf import Metadata
+from karat.checkpoint.gguf.values import NO_TOKEN
 from karat.checkpoint.wording import listed, shown
 from karat.errors import TokenizerError
 
@@ -70,6 +71,8 @@ class GgufVocabulary:
                 continue
             if 0 <= index < len(self.tokens):
                 found[role] = index
+            elif index == NO_TOKEN:
+                self.notes.append(f"{key}={index} counts as not stated")
             elif role in _IDLE:
                 self.notes.append(f"{key}={index} names no token (there are {len(self.tokens)}); nothing needs one")
             else:

@@ -37,6 +37,7 @@ _FAULTS = {  # how llguidance's errors begin, the keyword that they are about, a
     "Unsatisfiable schema: anyOf is empty": ("enum or anyOf", "there is nothing to choose from"),
     "Unsatisfiable schema: incompatible types": ("type", "the types that are asked for exclude each other"),
     "Unsatisfiable schema: Regex is empty": ("pattern, format, enum or lengths", "no text keeps to all of them"),
+    "oneOf constraints are not supported": ("oneOf", "more than one of its schemas may fit a value; write anyOf"),
     "Failed to generate regex for": ("minimum or maximum", "the compiler has no such numbers; take others"),
 }
 _TOO_MUCH = "it takes too much work to keep to; expected a simpler form; change it"

@@ -249,6 +249,7 @@ class _SchemaRewriting:
                 f"of items from an enum of at most {MAX_CHOSEN} values it can; take it out (pydantic: list "
                 "instead of set), and drop what comes twice",
             )
+        values = [each for place, each in enumerate(values) if not any(_equal(each, other) for other in values[:place])]
         arranged = permutations if len(values) <= MAX_ARRANGED else combinations
         sizes = range(least, min(most, len(values)) + 1)
         arrays = [

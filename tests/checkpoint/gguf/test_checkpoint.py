@@ -391,6 +391,11 @@ class TestRopeKeys:
         assert "yarn_attn_factor=1.5 is taken for the attention_factor" in other.warnings[0]
         with pytest.raises(ConfigError, match=r"yarn_ext_factor=0\.5 is not supported"):
             opened(tmp_path / "d.gguf", tiny({**yarn, "llama.rope.scaling.yarn_ext_factor": (F32, 0.5)}))
+        linear = {"llama.rope.scaling.factor": (F32, 4.0)}
+        with pytest.raises(ConfigError, match=r"yarn_ext_factor=0\.5 is not supported with .*linear.*; expected 0"):
+            opened(tmp_path / "e.gguf", tiny({**linear, "llama.rope.scaling.yarn_ext_factor": (F32, 0.5)}))
+        without = opened(tmp_path / "f.gguf", tiny({**linear, "llama.rope.scaling.yarn_ext_factor": (F32, 0.0)}))
+        assert without.config == opened(tmp_path / "g.gguf", tiny(linear)).config
 
 
 class TestBiases:

@@ -31,10 +31,11 @@ def refused(make: Any, **given: Any) -> ApiError:
 
 def test_roles_and_contents_become_those_of_templates() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    sent = [parts[0], {**parts[1], "annotations": None, "citations": []}]
     asked = chat(
         messages=[
             {"role": "developer", "content": "be kind", "name": "PLACEHOLDER"},
-            {"role": "user", "content": parts},
+            {"role": "user", "content": sent},
             # what the openai package makes of an answer, sent back
             {
                 "role": "assistant",

@@ -12,7 +12,7 @@ from karat.checkpoint.gguf.form import GgufForm, stated_window
 from karat.checkpoint.gguf.layers import Layers
 from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling, rope_remarks
 from karat.checkpoint.gguf.sampling import PREFIX as SAMPLING
-from karat.checkpoint.gguf.values import GgufArray, Metadata, Value
+from karat.checkpoint.gguf.values import NO_TOKEN, GgufArray, Metadata, Value
 from karat.checkpoint.weights import Weight, remarks_on
 from karat.checkpoint.wording import listed, shown
 from karat.errors import ConfigError, UsageError
@@ -225,6 +225,8 @@ def _end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
     ids = []
     for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
         token_id = metadata.optional(int, f"tokenizer.ggml.{key}")
+        if token_id == NO_TOKEN:
+            continue
         if token_id is not None and not 0 <= token_id < vocab_size:
             raise ConfigError(
                 f"tokenizer.ggml.{key}={token_id}: expected an id below {vocab_size}, as there are tokens"

@@ -35,6 +35,13 @@ def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
             raise ConfigError(f"{prefix}{key}={stated} is not supported; expected {neutral}")
     kind = metadata.get(str, f"{prefix}type", "linear")
     factor = _factor(metadata, arch)
+    share = metadata.get(float, f"{prefix}yarn_ext_factor", _UNSET)
+    whole = 1.0 if kind == "yarn" else 0.0  # what is yarn's own, and what leaves it out
+    if kind != "none" and share != whole and not share < 0:
+        raise ConfigError(
+            f"{prefix}yarn_ext_factor={share} is not supported with {prefix}type={shown(kind)}; expected {whole}: all "
+            "of yarn or none of it, as transformers has it"
+        )
     match kind:
         case "none":
             return None
@@ -59,11 +66,6 @@ def _factor(metadata: Metadata, arch: str) -> float:
 
 
 def _yarn(metadata: Metadata, prefix: str, factor: float) -> dict[str, Any]:
-    share = metadata.get(float, f"{prefix}yarn_ext_factor", _UNSET)
-    if share != 1 and not share < 0:
-        raise ConfigError(
-            f"{prefix}yarn_ext_factor={share} is not supported; expected 1: the whole of yarn, as transformers has it"
-        )
     scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
     for key, name, number in (
         ("original_context_length", "original_max_position_embeddings", int),

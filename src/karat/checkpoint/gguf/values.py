@@ -32,6 +32,10 @@ NUMBERS: Mapping[int, tuple[str, str]] = {
 NAMES: Mapping[int, str] = {number: name for number, (name, _) in NUMBERS.items()} | {STRING: "STRING", ARRAY: "ARRAY"}
 
 
+NO_TOKEN = 2**32 - 1
+"""What writers put where a token's id is not known: -1, as UINT32."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufArray:
     """An array in the metadata, checked but not decoded: `len` items of type `kind`, bytes [begin, end) of the file.

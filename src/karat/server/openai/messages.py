@@ -108,7 +108,10 @@ def read_content(content: object, where: str) -> Content:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(part, dict) and kind != "text":
             raise invalid(f"{where}[{index}].type", f"{where}[{index}].type={shown(kind)}: Karat reads text alone")
-        if not isinstance(text, str) or (isinstance(part, dict) and part.keys() - {"type", "text", "cache_control"}):
+        said = (
+            {name for name, value in part.items() if value not in (None, [], {})} if isinstance(part, dict) else set()
+        )
+        if not isinstance(text, str) or said - {"type", "text", "cache_control"}:
             raise invalid(f"{where}[{index}]", f"{where}[{index}]={shown(part)}: expected type text and a text")
         texts.append(text)
     return content_of(texts)
