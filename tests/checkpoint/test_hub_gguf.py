@@ -45,6 +45,8 @@ class TestGguf:
         assert client.folder("org/foxes:Q8_0", HF_HUB_OFFLINE="1") == path
         assert client.hub.requests == []
         assert "HF_HUB_OFFLINE is set" in client.refused("org/foxes:Q4_0", HF_HUB_OFFLINE="1")
+        without = client.refused("org/foxes", HF_HUB_OFFLINE="1")
+        assert "fox-Q8_0.gguf" in without and "org/name:Q4_K_M" in without, "how to name what is there"
 
     def test_other_spellings(self, client: Client) -> None:
         spellings = (

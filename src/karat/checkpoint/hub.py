@@ -131,7 +131,11 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
         missing = [name for name in wanted if not (folder / name).exists()]
         if not missing:
             return folder if tag is None else folder / wanted[0]
-        present = sorted(HfApi().list_repo_files(repo, revision=folder.name))
+        try:
+            present = sorted(HfApi().list_repo_files(repo, revision=folder.name))
+        except _FAULTS:
+            if not (present := sorted(_ggufs(folder))):
+                raise
     except _FAULTS as fault:
         message = f"{model}: {_explain(fault, model, repo, revision)}"
         # The message has what matters of the fault; its frames and causes are a hundred lines of libraries.
@@ -159,7 +163,7 @@ def _whole_in_cache(repo: str, revision: str, tag: str | None) -> Path | None:
     folder = home / "snapshots" / commit
     if tag is not None:
         try:
-            names = select([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], tag)
+            names = select(_ggufs(folder), tag)
         except SelectionError:
             return None
         return folder / names[0] if all((folder / name).exists() for name in names) else None
@@ -173,9 +177,13 @@ def _whole_in_cache(repo: str, revision: str, tag: str | None) -> Path | None:
     return folder
 
 
+def _ggufs(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
+
+
 def _gguf_files(folder: Path, repo: str, tag: str, force: bool) -> list[str]:
     """The files that `tag` means: as the snapshot in the cache has them, or as the hub lists them."""
-    cached = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")] if folder.is_dir() and not force else []
+    cached = [] if force else _ggufs(folder)
     try:
         return select(cached, tag)
     except SelectionError:
