@@ -389,6 +389,7 @@ NEUTRAL: dict[str, Any] = {
     "mlp_bias": False,
     "attention_bias": False,
     "is_causal": True,
+    "mtp_num_layers": 0,
     "num_nextn_predict_layers": 0,
     "embd_pdrop": 0.0,
     "resid_pdrop": 0.1,

@@ -55,6 +55,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "mlp_bias": (False,),
     "mlp_only_layers": ([],),
     "mtp_num_hidden_layers": (0,),
+    "mtp_num_layers": (0,),
     "n_routed_experts": (0,),
     "n_shared_experts": (0,),
     "num_experts": (0,),
