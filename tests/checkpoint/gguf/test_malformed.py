@@ -184,7 +184,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "odd heads": (tiny({"llama.attention.key_length": (U32, 3)}), "a head of 3 values; expected an even number"),
     "value heads of another size": (tiny({"llama.attention.value_length": (U32, 8)}), "value_length=8 is not"),
     "rotary on a part of a head": (tiny({"llama.rope.dimension_count": (U32, 2)}), "dimension_count=2 is not"),
-    "experts": (tiny({"llama.expert_count": (U32, 8)}), "llama.expert_count=8 is not supported"),
+    "scaled experts": (tiny({"llama.expert_weights_scale": (F32, 2.5)}), "llama.expert_weights_scale=2.5"),
     "a window in words": (tiny({"llama.attention.sliding_window": (STRING, "9")}), "llama.attention.sliding_window"),
     "no context": (tiny({"llama.context_length": (U32, 0)}), "llama.context_length=0: expected a number above 0"),
     "eps of NaN": (

@@ -54,9 +54,11 @@ def load_hf(path: str, dtype: FloatName | None = None) -> Any:
     logging.disable_progress_bar()
     wanted = {name: kind for kind, name in _DTYPES.items()}[dtype or "float32"]
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    config._experts_implementation = "eager"  # grouped products take no matrix of odd size
     kind = AutoModelForCausalLM if config.get_text_config() is config else AutoModelForImageTextToText
     model, loaded = kind.from_pretrained(
         path,
+        config=config,
         dtype=wanted,
         attn_implementation="eager",
         trust_remote_code=False,

@@ -27,6 +27,7 @@ def run_layerwise(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True).get_text_config()
+    config._experts_implementation = "eager"  # grouped products take no matrix of odd size
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
