@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """
 Examples
 
-  karat convert ./my-model --quant Q8_0                       writes my-model-Q8_0.gguf
+  karat convert ./my-model --quant Q8_0       writes my-model-Q8_0.gguf
   karat convert org/name name-Q4_K_M.gguf --quant Q4_K_M
   karat convert model-F16.gguf model-Q6_K.gguf --quant Q6_K
 """

@@ -92,7 +92,7 @@ def _embedding(ops: ReferenceOps, op: api.Embedding) -> Array:
 def _rms_norm(ops: ReferenceOps, op: api.RmsNorm) -> Array:
     x, weight = op.x, op.weight
     if weight.size == prod(x.shape[1:]):
-        x = x.reshape(len(x), -1)
+        x = x.reshape(len(x), weight.size)
     require(x.shape[-1:] == weight.shape, op.name, f"weight {weight.shape} for rows of {x.shape[-1]}")
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
     result: Array = x * (1 / np.sqrt(mean_square + ops.numbers.type(op.eps))) * weight

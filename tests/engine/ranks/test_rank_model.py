@@ -29,6 +29,7 @@ from tests.support.seed import SEED
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 
 STORED = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+MIXTURES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")  # their experts are cut by other rules
 DEGREES = (2, 4, 8)
 
 
@@ -151,7 +152,7 @@ def test_random_configurations_work_exactly_or_are_refused_with_the_right_list(t
     for number in range(24):
         num_kv_heads = rng.choice([1, 1, 2, 3, 5])
         config = parallel.config_of(
-            rng.choice(list(FAMILIES)),
+            rng.choice([family for family in FAMILIES if family not in MIXTURES]),
             hidden_size=rng.choice([24, 40, 64, 96]),
             intermediate_size=rng.choice([5, 17, 77, 96, 130, 288, 512, 768]),
             num_hidden_layers=rng.choice([1, 2]),

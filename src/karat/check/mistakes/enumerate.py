@@ -139,8 +139,11 @@ class Enumeration:
             yield Variant(bug, f"embedding: {detail}", {embed: {"effective": Effective("bits", (table,), (how,))}})
         for how, bug, detail in linear.misreadings(self.scope):
             edits: dict[str, Params] = {embed: {"effective": Effective("bits", (table,), (how,))}}
-            matrices = [node for node in self.graph.nodes.values() if node.kind == "linear"]
-            edits |= {node.name: linear.misread(self.scope, node, how) for node in matrices}
+            for node in self.graph.nodes.values():  # routers and the like may be stored in a type of their own
+                if node.kind == "linear" and how in {
+                    known for known, _, _ in linear.misreadings(self.scope, node.params["weight"])
+                }:
+                    edits[node.name] = linear.misread(self.scope, node, how)
             yield Variant(bug, f"all weights but the norms': {detail}", edits)
             without_biases = {name: {"effective": params["effective"]} for name, params in edits.items()}
             if without_biases != edits:

@@ -190,8 +190,8 @@ class Replay:
         """A node's result of inputs that go through a function."""
         inputs, here = [through(local[source]) for source in node.inputs], context
         if node.kind == "linear" and self.context.reads_integers(node.params["weight"]):
-            (source,) = node.inputs
-            if source not in inside and self.recorded.get(source) is not None:
+            source, *others = node.inputs
+            if not others and source not in inside and self.recorded.get(source) is not None:
                 # The engine made integers of these very numbers.
                 inputs, here = [through(self._input(source).astype(dtype, copy=False))], self.context
         elif unit:
