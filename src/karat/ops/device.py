@@ -1,7 +1,7 @@
 """The kernels of a GPU behind Ops, op by op: the numbers of the native executor, bit for bit (docs/gpu.md).
 
 `EmulatedOps` runs them in their emulation (csrc/gpu/simt.h), which `make emulated` compiles. It is for tests: it finds
-what a GPU would leave to chance, and is some hundred times slower than the native executor.
+what a GPU would leave to chance, and is far slower than the native executor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
