@@ -32,6 +32,7 @@ def joined(pieces: list[Piece], index: int) -> tuple[str, tuple[int, ...], str |
     return "".join(piece.text for piece in own), ids, own[-1].finish_reason if own else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_an_answer_that_broke_off_goes_on(running: Running, request_: dict[str, Any]) -> None:
     whole = list(stream(request_, url=running.url))

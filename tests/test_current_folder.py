@@ -98,6 +98,7 @@ def native(request: pytest.FixtureRequest) -> None:
         pytest.importorskip("karat._native", reason="the kernels are not built")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_the_command_line(planted: Path, arguments: list[str]) -> None:
@@ -105,6 +106,7 @@ def test_the_command_line(planted: Path, arguments: list[str]) -> None:
     assert (done.returncode, hits(planted)) == (0, []), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("native")
 @pytest.mark.skipif(not INSTALLED.exists(), reason="the karat script is not installed beside this Python")
 @pytest.mark.parametrize("arguments", COMMANDS)
@@ -138,6 +140,7 @@ def test_a_peer_of_the_bench(planted: Path) -> None:
     assert "peer 'nothing' is not known" in done.stdout, "the peer's process answered nothing"
 
 
+@pytest.mark.slow
 def test_the_engine_of_a_server(planted: Path) -> None:
     done = run(planted, ASYNC_ENGINE)
     assert (done.returncode, hits(planted)) == (0, []), done.stderr

@@ -48,6 +48,11 @@ import pytest
 @pytest.mark.parametrize("b", [1, pytest.param(2, marks=pytest.mark.long), 3, 4])
 def test_a_table(a, b):
     assert b != 2
+
+@pytest.mark.slow
+@pytest.mark.parametrize("c", range(60))
+def test_a_slow_one(c):
+    pass
 """
 
 
@@ -60,7 +65,7 @@ def test_the_draw_is_that_of_the_seed(tmp_path: Path) -> None:
         "@pytest.hookimpl(tryfirst=True)\n"
         "def pytest_collection_modifyitems(items): leave_to_long_runs(items)\n"
         "def pytest_configure(config):\n"
-        "    for name in ('drawn', 'long'): config.addinivalue_line('markers', name)\n"
+        "    for name in ('drawn', 'long', 'slow'): config.addinivalue_line('markers', name)\n"
     )
 
     def run(seed: str) -> list[str]:
@@ -76,5 +81,8 @@ def test_the_draw_is_that_of_the_seed(tmp_path: Path) -> None:
         return sorted(line.split()[0] for line in done.stdout.splitlines() if " PASSED" in line)
 
     draws = [run(seed) for seed in ("1", "2", "3")]
-    assert [len(draw) for draw in draws] == [3, 3, 3] and len(set(map(tuple, draws))) > 1
+    of_table = [[case for case in draw if "table" in case] for draw in draws]
+    assert [len(draw) for draw in of_table] == [3, 3, 3] and len(set(map(tuple, of_table))) > 1
+    slow = [{case for case in draw if "slow" in case} for draw in draws]
+    assert all(5 < len(draw) < 40 for draw in slow) and slow[0] != slow[1] != slow[2]  # 20, and four deviations
     assert run("1") == draws[0]

@@ -137,6 +137,7 @@ def test_what_loading_refuses_is_raised_here_and_leaves_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_an_exit_does_not_wait_for_a_peer_that_stands_still(tmp_path: Path) -> None:
     code = (
@@ -177,6 +178,7 @@ def load_counter(**arguments: object) -> Counter:
     return Counter()
 
 
+@pytest.mark.slow
 @ON_LINUX
 def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     code = (

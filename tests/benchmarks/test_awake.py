@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from karat.config import embedded_model_path
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_awake() -> None:
     command = [sys.executable, "-m", "benchmarks.awake", str(embedded_model_path()), "--threads", "1"]
     sizes = ["--prompt-tokens", "900", "--streams", "2", "--stream-tokens", "900", "--vocab-size", "1000"]

@@ -10,6 +10,7 @@ from benchmarks import check_half_billion, record
 from karat.models.opening import open_model
 
 
+@pytest.mark.slow
 def test_a_check_is_measured_on_a_folder_of_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "PYTHONPATH", str(Path(__file__).parents[2] / "src"))
     check_half_billion.write_folder(tmp_path, "tiny")

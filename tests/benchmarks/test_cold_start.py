@@ -8,6 +8,7 @@ from benchmarks import cold_start
 from karat.bench.shapes import random_model
 
 
+@pytest.mark.slow
 def test_a_process_is_measured_from_start_to_end() -> None:
     facts = cold_start.measure(["run", "-p", "Once", "--max-tokens", "1", "-q"], runs=2)
     assert facts["runs"] == 2

@@ -120,6 +120,7 @@ SIZES = ["--shape", "tiny", "-n", "4", "-p", "16", "--repeat", "1", "--buffer-by
 needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no native executor")
 
 
+@pytest.mark.slow
 @needs_native
 def test_a_table_from_files_to_a_fall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -145,6 +146,7 @@ def test_a_table_from_files_to_a_fall(
     assert len(list((tmp_path / "results").iterdir())) == 2
 
 
+@pytest.mark.slow
 @needs_native
 def test_a_peer_that_ends_is_said_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,7 @@ from benchmarks import serving
 pytest.importorskip("uvicorn", reason="the server's packages are not in this environment")
 
 
+@pytest.mark.slow
 def test_both_are_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from karat.config import embedded_model_path
 

@@ -369,6 +369,7 @@ class TestMemory:
         (path / "config.json").write_bytes(b'{"a": [' + piece * ((4 << 20) // len(piece) - 4))
         assert "config.json: expecting" in refused_within_limit(path, "open_folder")
 
+    @pytest.mark.slow
     def test_many_strays(self, tmp_path: Path) -> None:
         """Shards full of tensors that the index does not know: reading ends early."""
         path = write_folder(tmp_path, {A: {"a": TENSORS["a"]}})

@@ -136,6 +136,7 @@ def parsed(stdout: str) -> Result:
     return result
 
 
+@pytest.mark.slow
 def test_a_shape_as_json(karat_here: Karat, tmp_path: Path) -> None:
     plot = tmp_path / "roofline.svg"
     more = ("--plot", str(plot)) if unavailable_reason() is None else ()
@@ -163,6 +164,7 @@ def test_a_shape_as_json(karat_here: Karat, tmp_path: Path) -> None:
         assert ET.parse(plot).getroot().tag.endswith("svg")
 
 
+@pytest.mark.slow
 def test_the_embedded_model_as_a_table(karat_here: Karat) -> None:
     done = karat_here("bench", "-q", *QUICK, "-p", "5", "--context", "0", "--executor", "reference")
     assert (done.returncode, done.stderr) == (0, "")
@@ -180,6 +182,7 @@ def test_the_embedded_model_as_a_table(karat_here: Karat) -> None:
         assert all(re.search(r"\*\d+%", line) for line in lines[head + 1 :])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(unavailable_reason() is not None, reason="ranks need the native extension")
 def test_ranks_are_measured_in_turns_with_one_process(karat_here: Karat) -> None:
     shape = ["--shape", "tiny", "--weights", "q4_0", "-p", "20", "--context", "0"]
@@ -194,6 +197,7 @@ def test_ranks_are_measured_in_turns_with_one_process(karat_here: Karat) -> None
     assert all(row.peer and row.peer.ratio > 0 for row in result.rows)
 
 
+@pytest.mark.slow
 def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

@@ -40,6 +40,7 @@ def steady() -> Iterator[tuple[str, list[Any]]]:
         yield url, bodies
 
 
+@pytest.mark.slow
 def test_the_embedded_model_cold_and_warm(karat: Karat, tmp_path: Path) -> None:
     """A server of Karat's own; prompts are new to it at first, and in its cache the second time."""
     words = ("--prompt-tokens", "48", "--warm", "--goodput", "e2e:60000", "--sweep", "1", "--json")
@@ -62,6 +63,7 @@ def test_the_embedded_model_cold_and_warm(karat: Karat, tmp_path: Path) -> None:
     assert "1234500 / 1234500" in shown and "…" not in shown, "no figure is cut"
 
 
+@pytest.mark.slow
 def test_turns_of_a_chat_find_what_came_before_in_the_cache(karat: Karat) -> None:
     words = ("--chat", "--turns", "3", "--prefix-tokens", "40", "--json", "--prompt-tokens", "uniform:10:20")
     found = json.loads(karat("bench", "serve", *SMALL, *words).stdout)

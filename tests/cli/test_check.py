@@ -231,6 +231,7 @@ def test_a_model_with_odd_weights_is_no_bug(tmp_path: Path, karat_here: Karat) -
     assert any(line.startswith("q, k and v are not all zero: NO") for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M"])
 def test_a_quantised_file_is_called_so(quant: str, tmp_path: Path, karat_here: Karat) -> None:
     path = tmp_path / "model.gguf"
@@ -250,6 +251,7 @@ class TestInvariance:
         assert len(rows) >= 11 and all(row.endswith("  same") for row in rows)
         assert len({row.split()[-2] for row in rows}) == 1
 
+    @pytest.mark.slow
     def test_one_that_has_another_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Op by op, one sum of the last norm is the next number above it."""
         apply = NativeOps.apply

@@ -37,6 +37,7 @@ def gguf_without(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_everything_but_text_is_checked(folder: Path, karat_here: Karat) -> None:
     args = ("check", str(folder), "--against", "reference", "--tokens", "9", "--seed", "5", "--json")
     done = karat_here(*args)
@@ -94,6 +95,7 @@ def test_a_gguf_file_of_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "has no tokenizer.ggml.model" in facts["stages"][0]["lines"][0]
 
 
+@pytest.mark.slow
 def test_ranks_and_the_same_bits_need_no_tokenizer(folder: Path, karat_here: Karat) -> None:
     done = karat_here("check", str(folder), "--tensor-parallel-size", "2", "--tokens", "8", "--executor", "reference")
     assert done.returncode == 0 and done.stdout.endswith(("verdict: exact\n", "verdict: numerics\n"))

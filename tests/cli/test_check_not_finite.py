@@ -31,6 +31,7 @@ def broken(tmp_path: Path) -> Path:
 EXECUTORS = ["reference", *(["native"] if unavailable_reason() is None else [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_every_stage_that_computes_says_bug(broken: Path, karat_here: Karat, executor: str) -> None:
     stages = ("layers", "logits", "generation", "story", "health", "invariance")
@@ -47,6 +48,7 @@ def test_every_stage_that_computes_says_bug(broken: Path, karat_here: Karat, exe
     assert "one pass over all: NaN or infinity in 12 of 12 rows" in text["generation"]
 
 
+@pytest.mark.slow
 def test_transformers_does_not_talk_it_away(broken: Path, karat_here: Karat) -> None:
     """Both sides have the same NaN."""
     pytest.importorskip("torch", reason="transformers needs torch")

@@ -50,6 +50,7 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_read(
     assert done.stderr.endswith(f"x.gguf: there is no folder {tmp_path / 'no'}; make it, or choose another place\n")
 
 
+@pytest.mark.slow
 def test_run_and_inspect(q8: Path, karat_here: Karat) -> None:
     """With nothing but the file; greedily, eight bits tell the same story for a while."""
     texts = [

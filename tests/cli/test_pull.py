@@ -24,6 +24,7 @@ def online(hub: FakeHub, home: Path) -> dict[str, str]:
     return {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "NO_PROXY": "*", "no_proxy": "*"}
 
 
+@pytest.mark.slow
 def test_a_model_is_fetched_and_then_runs_by_its_name_without_a_network(
     hub: FakeHub, alphabet: Path, tmp_path: Path, karat: Karat
 ) -> None:

@@ -79,6 +79,7 @@ def on_hub(hub: FakeHub, home: Path) -> dict[str, str]:
     return {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "NO_PROXY": "*", **proxies}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "fetched"),
     [

@@ -119,6 +119,7 @@ def test_validate_lets_arrays_of_other_things_be(tmp_path: Path, karat_here: Kar
     assert done.returncode == 0 and "not used, as no result is called so: 'timing'" in done.stdout
 
 
+@pytest.mark.slow
 def test_single_tokens_are_traced_and_judged_as_a_part(tmp_path: Path, karat_here: Karat) -> None:
     """Against the rows of a full trace; alone, beside the full one, and with a mistake in one of the rows."""
     whole, part, wrong = tmp_path / "whole", tmp_path / "part", tmp_path / "wrong"

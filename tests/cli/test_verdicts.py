@@ -95,6 +95,7 @@ def test_where_no_stage_can_be_run_nothing_is_said_to_be_right(
     assert "nothing was checked: story skipped" in done.stderr
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_is_no_bug_of_the_model(tmp_path: Path, karat_here: Karat) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -155,6 +156,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr("karat.checkpoint.resolve", raise_it)
 
 
+@pytest.mark.slow
 def test_a_question_that_decides_is_no_verdict(tmp_path: Path, karat_here: Karat) -> None:
     """It ended with 0 while it asked; the trace answers it, and then there is a verdict."""
     gguf = write(tmp_path / "m", config_of("llama") | CONFIG, "Q8_0")

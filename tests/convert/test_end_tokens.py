@@ -18,6 +18,7 @@ from karat.request import SamplingParams
 from tests.convert.folders import folder_of
 
 
+@pytest.mark.slow
 def test_a_story_of_the_embedded_model_ends_where_it_ends(tmp_path: Path) -> None:
     """Its generation_config.json names <|endoftext|>, which its config.json does not."""
     convert(open_model(embedded_model_path()), tmp_path / "a.gguf", MIXES["BF16"])

@@ -60,6 +60,7 @@ async def all_end(llm: AsyncLLM, act: Callable[[], None]) -> set[str]:
     return said | {await read(llm.stream(PROMPTS[0], LONG))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
@@ -90,6 +91,7 @@ def test_its_death_is_one_error_for_all_and_it_starts_again(sent: signal.Signals
     run(die())
 
 
+@pytest.mark.slow
 def test_one_that_was_stopped_for_a_moment_goes_on() -> None:
     async def stop() -> None:
         async with await AsyncLLM.open(threads=1) as llm:
@@ -117,6 +119,7 @@ def test_deaths_a_minute_apart_are_not_final(monkeypatch: pytest.MonkeyPatch) ->
     run(die())
 
 
+@pytest.mark.slow
 def test_death_while_nothing_is_asked() -> None:
     async def die() -> None:
         async with await AsyncLLM.open(threads=1) as llm:
@@ -176,6 +179,7 @@ def use_worker(folder: Path, monkeypatch: pytest.MonkeyPatch, in_a_step: str) ->
     monkeypatch.setattr(async_process, "IDLE_S", 0.6)
 
 
+@pytest.mark.slow
 def test_a_long_step_is_no_hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def wait() -> None:
         async with await AsyncLLM.open(threads=1) as llm:
@@ -219,6 +223,7 @@ def test_a_process_that_ends_while_it_loads(tmp_path: Path, monkeypatch: pytest.
         AsyncLLM()
 
 
+@pytest.mark.slow
 def test_closing_ends_what_is_open_and_leaves_nothing() -> None:
     async def close() -> None:
         gc.collect()

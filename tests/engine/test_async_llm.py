@@ -150,6 +150,7 @@ def test_it_says_what_llm_says_of_the_model(llm: LLM, engine: AsyncLLM) -> None:
     assert engine.healthy and engine.failure is None
 
 
+@pytest.mark.slow
 def test_an_unseeded_request_draws_a_seed_and_says_it(engine: AsyncLLM) -> None:
     async def draw() -> None:
         params = SamplingParams(max_tokens=20, ignore_eos=True)

@@ -57,6 +57,7 @@ async def client(engine: AsyncLLM, draw: random.Random, deadline: float) -> int:
     return num_read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [2, pytest.param(300, marks=pytest.mark.long)])
 def test_after_a_soak_all_is_where_it_began(seconds: int) -> None:
     async def soak() -> None:

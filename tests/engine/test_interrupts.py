@@ -130,6 +130,7 @@ def test_a_step_interrupted_at_any_line_costs_nobody_a_token(expected: dict[str,
     assert at > 1000, "lines were seen"
 
 
+@pytest.mark.slow
 def test_adding_and_aborting_interrupted_at_any_line(expected: dict[str, RequestOutput]) -> None:
     """Done again, they are done, and the others go on."""
     engine: Engine

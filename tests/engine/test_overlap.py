@@ -65,6 +65,7 @@ def late_engine(**changes: Any) -> tuple[WholeEngine, FakeModel, Late]:
     return WholeEngine(late, BYTES, config), model, late
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from([16, 22, 64]), share=st.booleans())
 def test_random_traffic_has_the_same_answers(seed: int, num_blocks: int, share: bool) -> None:

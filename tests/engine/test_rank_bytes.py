@@ -98,6 +98,7 @@ def most_memory(pids: Sequence[int]) -> Iterator[list[int]]:
         looking.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stored", "heads"), [("F32", {}), ("Q8_0", {}), ("Q8_0", {"num_attention_heads": 14, "num_key_value_heads": 2})]
 )
@@ -152,6 +153,7 @@ print(f"[{model.bytes_read}, {fetched() - before}]")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["BF16", "Q8_0"])
 def test_a_rank_alone_has_the_system_read_its_share(stored: str, tmp_path: Path) -> None:
     """Ranks at once read each other's parts out of the system's memory; alone, each part that is touched is fetched."""

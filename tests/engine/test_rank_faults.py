@@ -218,6 +218,7 @@ def test_ranks_that_are_stopped_end_with_who_started_them(reaped: bool, folder: 
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_pause_of_all_is_a_fault_of_none(folder: Path) -> None:
     """As a batch system pauses a job: whoever runs on first finds the others still stopped."""
     process = run_karat(folder)

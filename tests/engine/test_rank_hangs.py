@@ -88,6 +88,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     return write
 
 
+@pytest.mark.slow
 def test_a_rank_that_sleeps_is_told_from_one_that_works_long(module: Callable[[str], str]) -> None:
     ranks = Ranks(module(ECHO), 2, [0])
     assert ranks.exchange([b"a", b"b"], signs=Told()) == [b"a", b"b"]
@@ -117,6 +118,7 @@ def test_the_end_of_ranks_that_the_system_puts_off_is_not_waited_for(
         assert process.wait(600)  # killed, or ended by itself just before
 
 
+@pytest.mark.slow
 def test_a_rank_that_spins_is_told_from_one_that_gets_on(module: Callable[[str], str]) -> None:
     """By its processor time, not the time that passes."""
     ranks = Ranks(module(ECHO), 2, [0])
@@ -128,6 +130,7 @@ def test_a_rank_that_spins_is_told_from_one_that_gets_on(module: Callable[[str],
         ranks.exchange([b"work", b"b"], signs=Told({1}), patience=patience)
 
 
+@pytest.mark.slow
 def test_a_rank_that_all_others_wait_for_may_be_slow_but_not_much_slower(module: Callable[[str], str]) -> None:
     """Each gets nowhere for 2.5 s of processor time: together that is a long piece of work, alone it is a fault."""
     ranks = Ranks(module(ECHO), 2, [0])
@@ -183,6 +186,7 @@ def processor_seconds(process_ids: tuple[int, ...]) -> float:
     return max(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 def test_a_long_layer_gets_on_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer's attention takes nearly the whole step. The patience is three quarters of that time: with less, a slow
     rank on a busy machine counts as one that hangs."""

@@ -71,6 +71,7 @@ SCHEMAS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @seed(SEED)
 @settings(max_examples=50, deadline=None)
 @given(schema=SCHEMAS)

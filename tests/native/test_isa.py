@@ -87,6 +87,7 @@ def test_every_processor_with_vnni_can_be_asked_for_the_build_of_the_other_maker
     assert offered[0] == offered[1] == {"generic", "avx2", "avx512", "avx512-vnni", "avx512-intel"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("maker", "build"), [(AMD, "avx512-vnni"), (INTEL, "avx512-intel")])
 def test_a_build_for_one_processor_offers_no_integers_by_loops(maker: str, build: str, tmp_path: Path) -> None:
     """`make demo` leaves kernels of integers out that nobody would choose; it must not put loops into their place."""

@@ -12,6 +12,7 @@ COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None
 MACHINE = {"x86_64": "-DKARAT_X86", "AMD64": "-DKARAT_X86", "aarch64": "-DKARAT_ARM", "arm64": "-DKARAT_ARM"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "native").glob("*.cpp")), ids=lambda path: path.name)
 def test_a_program_reads_without_an_error(path: Path) -> None:

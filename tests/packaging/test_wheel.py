@@ -95,6 +95,7 @@ def run_installed(wheel: Path, folder: Path, code: str) -> subprocess.CompletedP
     return done
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_whole_package(native_wheel: Path) -> None:
     with zipfile.ZipFile(native_wheel) as archive:
         names = set(archive.namelist())
@@ -165,6 +166,7 @@ def test_the_wheel_tells_a_story_on_its_kernels(native_wheel: Path, tmp_path: Pa
     assert "without native kernels" not in told.stderr
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_package_is_pure_python_and_says_so(pure_wheel: Path, tmp_path: Path) -> None:
     assert pure_wheel.name == "karat_llm-0.1.0-py3-none-any.whl"
     told = run_installed(pure_wheel, tmp_path, TELL)
@@ -174,6 +176,7 @@ def test_without_a_compiler_the_package_is_pure_python_and_says_so(pure_wheel: P
     assert re.search(r"native extension +no: .* there is no working C\+\+ compiler", shown.stdout)
 
 
+@pytest.mark.slow
 def test_a_source_distribution_can_build_everything(tmp_path: Path) -> None:
     code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

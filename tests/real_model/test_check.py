@@ -21,6 +21,7 @@ ALONE = {"OMP_NUM_THREADS": "1"}
 QUICK = "tokens,weights,layers,logits,health"
 
 
+@pytest.mark.slow
 def test_check_says_quantisation(smollm2: Path, karat: Karat) -> None:
     done = karat("check", str(smollm2), "--against", "reference", "--stages", QUICK, "--tokens", "8", **ALONE)
     assert done.returncode == 0, done.stderr

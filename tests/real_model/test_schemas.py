@@ -36,6 +36,7 @@ def finished(llm: LLM, schemas: Sequence[Schema], max_tokens: int) -> list[bool]
     return ended
 
 
+@pytest.mark.slow
 def test_fifty_schemas(llm: LLM) -> None:
     assert len(BY_HAND) == 50 == len({json.dumps(schema) for schema in BY_HAND})
     schemas = some(BY_HAND, 20, of="fifty schemas")

@@ -10,6 +10,7 @@ from karat import LLM, SamplingParams
 from tests.real_model.test_answers import ANSWER, QUESTION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [2, 4])
 def test_logits_and_tokens_are_those_of_one_process(degree: int, llm: LLM, smollm2: Path) -> None:
     prompt = llm.chat_prompt([{"role": "user", "content": "Write a haiku about the moon."}])
@@ -24,5 +25,6 @@ def test_logits_and_tokens_are_those_of_one_process(degree: int, llm: LLM, smoll
     assert ours == theirs
 
 
+@pytest.mark.slow
 def test_ranks_answer_on_the_command_line(answer: Callable[..., str]) -> None:
     assert answer(QUESTION, "--tensor-parallel-size", "4") == ANSWER + "\n"

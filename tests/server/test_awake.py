@@ -49,6 +49,7 @@ def test_it_answers_and_pings_in_the_middle_of_steps(slow: Running) -> None:
     assert answers[0].content.count(b": ping") > took_s / LATE_S - num_steps, "a ping comes a second late"
 
 
+@pytest.mark.slow
 def test_who_leaves_is_dropped_in_the_middle_of_a_step(slow: Running) -> None:
     busy = slow.gauge("karat_http_requests_busy")
     connection = socket.create_connection(("127.0.0.1", slow.port))

@@ -170,6 +170,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(strict: Running, beginning:
     assert status == 408 and error["code"] == "timeout" and time.monotonic() - begun < 20
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_is_not_waited_for(strict: Running) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
     status, error = error_of(everything(connected(strict, head)))
@@ -195,6 +196,7 @@ def test_bodies_within_the_limit_are_read_in_whatever_pieces_they_come(server: R
     assert status == 400 and error["param"] == "cache_salt"
 
 
+@pytest.mark.slow
 def test_a_thousand_connections(start: Callable[..., Any]) -> None:
     """As many as the limit are admitted, the others refused at once, and who is in is served."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -298,6 +300,7 @@ def test_a_wrong_chunk_is_a_400(server: Running, chunks: bytes, is_late: bool) -
     server.until(lambda: server.gauge("karat_http_requests_busy") == 1)
 
 
+@pytest.mark.slow
 def test_who_leaves_the_queue_or_a_prefill_is_forgotten(start: Callable[..., Any]) -> None:
     with start("--max-num-seqs", "1") as server:
         running = connected(server, request_bytes(TEXT, LONG))
@@ -312,6 +315,7 @@ def test_who_leaves_the_queue_or_a_prefill_is_forgotten(start: Callable[..., Any
         server.until(lambda: server.gauge("karat_kv_blocks_used") == 0 == server.gauge("karat_http_requests_busy") - 1)
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_left(strict: Running) -> None:
     body = LONG | {"stream": True, "logprobs": 64, "n": 8, "timings_per_token": True}
     connection = socket.socket()

@@ -110,6 +110,7 @@ def test_a_second_signal_ends_at_once() -> None:
         assert b"[DONE]" not in everything(connection)
 
 
+@pytest.mark.slow
 @needs_proc
 def test_an_engine_that_dies_is_started_again_once() -> None:
     with serving() as server:
@@ -128,6 +129,7 @@ def test_an_engine_that_dies_is_started_again_once() -> None:
         assert "again within a minute" in "".join(server.said)
 
 
+@pytest.mark.slow
 @needs_proc
 def test_health_is_503_while_there_is_no_engine() -> None:
     with serving() as server:
@@ -137,6 +139,7 @@ def test_health_is_503_while_there_is_no_engine() -> None:
         server.until(lambda: server.ask("/health").status == 200)
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_rank_that_dies_is_an_engine_that_dies() -> None:
     with serving("--tensor-parallel-size", "2") as server:
@@ -219,6 +222,7 @@ def test_keys_are_tenants(tmp_path: Path) -> None:
         assert "first-key" not in "".join(server.said)
 
 
+@pytest.mark.slow
 def test_tls(tmp_path: Path) -> None:
     made = [
         "openssl",
@@ -270,6 +274,7 @@ def over(path: Path, route: str, body: dict[str, Any] | None = None) -> tuple[in
         return answer.status, json.loads(answer.read())
 
 
+@pytest.mark.slow
 def test_a_unix_socket_is_for_its_user_and_goes_with_the_server(tmp_path: Path) -> None:
     path = tmp_path / "karat.sock"
     with socket.socket(socket.AF_UNIX) as left:

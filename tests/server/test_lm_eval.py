@@ -60,6 +60,7 @@ def evaluated(model: str, server: Running, route: str, task: dict[str, Any], fol
     )
 
 
+@pytest.mark.slow
 def test_loglikelihoods_equal_those_of_llm(server: Running, tmp_path: Path) -> None:
     task = {
         "task": "stories",

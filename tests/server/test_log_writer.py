@@ -92,6 +92,7 @@ def test_what_cannot_be_written_is_lost_and_counted(kind: str) -> None:
         assert writer.close() and writer.num_lost == 50
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("place", ["an unread pipe", "/dev/full"])
 def test_a_server_whose_log_nobody_takes_answers_and_ends(place: str) -> None:

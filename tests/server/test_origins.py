@@ -25,6 +25,7 @@ def cors(headers: dict[str, str]) -> dict[str, str]:
     return {name.removeprefix(prefix): value for name, value in headers.items() if name.startswith(prefix)}
 
 
+@pytest.mark.slow
 def test_an_allowed_page_may_ask(allowing: Running) -> None:
     answer = allowing.ask(CHAT, method="OPTIONS", origin=PAGE, **ASKING)
     assert answer.status == 204 and answer.content == b"" and answer.headers["vary"] == "origin"

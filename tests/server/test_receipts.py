@@ -100,6 +100,7 @@ def test_system_fingerprint_is_the_same_in_all_events(server: Running, llm: LLM)
     assert "receipt" not in server.chat(max_tokens=1).json["karat"]
 
 
+@pytest.mark.slow
 def test_other_activations_are_compared_in_the_engine_that_serves(start: Callable[..., Any]) -> None:
     how: Any = {"quantize": "q4_0", "activations": "int16"}
     with start("--quantize", "q4_0", "--activations", "int16") as running, LLM(**how) as llm:
@@ -129,6 +130,7 @@ def test_a_model_without_blocks_has_nothing_to_compare(server: Running) -> None:
     assert server.ask(COMPARE, {"receipt": {}, "activations": "int8"}).json["error"]["param"] == "receipt"
 
 
+@pytest.mark.slow
 def test_made_and_verified_under_load_beside_prefix_hits(server: Running, llm: LLM) -> None:
     def one(number: int) -> tuple[Any, Any]:
         body = {"messages": MESSAGES, "max_tokens": 24, "seed": number, "temperature": 1.3}
@@ -291,6 +293,7 @@ def test_an_answer_is_resumed(server: Running, chat: bool, stream: bool) -> None
         assert too_many.status == 400 and b"resume" in too_many.content
 
 
+@pytest.mark.slow
 def test_receipts_of_a_server_with_a_key_are_signed(start: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     (tmp_path / "key.pem").write_bytes(pem(SECRET))

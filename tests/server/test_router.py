@@ -94,6 +94,7 @@ def kill_in_the_middle_of_a_stream(replicas: list[Running], router: Running) -> 
     return killed
 
 
+@pytest.mark.slow
 def test_conversations_survive_their_replica(replicas: list[Running], router: Running) -> None:
     conversations = [opening(name) for name in NAMES]
 
@@ -116,6 +117,7 @@ def test_conversations_survive_their_replica(replicas: list[Running], router: Ru
                 assert output.outputs[0].text == conversation[end]["content"], "an undisturbed one"
 
 
+@pytest.mark.slow
 def test_what_the_router_adds_to_requests_is_known(replicas: list[Running], router: Running) -> None:
     """It states defaults of its own in every request that it passes on."""
     for path, body in (

@@ -259,6 +259,7 @@ def test_reasoning_that_the_prompt_opens(scripted: Running, server: Running, rou
         assert answer.status == 200 and next(iter(on)) in answer.headers["karat-without-effect"]
 
 
+@pytest.mark.slow
 def test_choices_are_taken_apart_each_by_itself(scripted: Running) -> None:
     said, _, parts = SAID["all"]
     choices = scripted.ask(CHAT, chat_body(said, n=3)).json["choices"]
@@ -272,6 +273,7 @@ def test_choices_are_taken_apart_each_by_itself(scripted: Running) -> None:
         assert len([e for choice in own if choice["logprobs"] for e in choice["logprobs"]["content"]]) == len(said) + 1
 
 
+@pytest.mark.slow
 def test_what_explains_the_tokens_of_calls_is_told(scripted: Running) -> None:
     said = SAID["all"][0]
     num = len(said) + 1
@@ -300,6 +302,7 @@ def test_an_answer_that_is_resumed_in_the_middle_of_a_call(scripted: Running) ->
         assert whole["message"]["content"].endswith(rest["content"] or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_a_resumed_answer_began_with_is_told_in_parts(scripted: Running, stream: bool) -> None:
     body = chat_body(SAID["all"][0], seed=5)

@@ -1,5 +1,8 @@
-"""What `make test` does of a table whose cases overlap: a part, drawn by the run's seed. `make test-long` does all.
+"""What `make test` does of slow tests, and of tables whose cases overlap: a part, drawn by the run's seed.
 
+`make test-long` does all of it.
+
+`@pytest.mark.slow`, on a test of more than about three seconds, leaves it in a third of the runs.
 `@pytest.mark.drawn(4)` leaves four cases of a parametrised test, `@pytest.mark.drawn(1, each=("family", "stored"))`
 as many as it takes for each value of these parameters to be there. `some` draws from what a test goes through itself,
 and `examples` says of how many examples of hypothesis.
@@ -16,6 +19,7 @@ import pytest
 from tests.support.seed import SEED
 
 Case = TypeVar("Case")
+SHARE_OF_SLOW = 1 / 3
 
 
 def examples(number: int) -> int:
@@ -47,10 +51,12 @@ def covering(cases: Sequence[Mapping[str, Any]], number: int, each: Collection[s
 
 
 def leave_to_long_runs(items: Iterable[pytest.Item]) -> None:
-    """Marks the cases of tests marked `drawn` that this run's draw has not as `long`."""
+    """Marks as `long` what is marked `drawn` or `slow` and this run's draw has not."""
     tables: dict[str, list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("drawn") and not _is_long(item):
+        if item.get_closest_marker("slow") and random.Random(f"{SEED} {item.nodeid}").random() > SHARE_OF_SLOW:
+            item.add_marker(pytest.mark.long)
+        elif isinstance(item, pytest.Function) and item.get_closest_marker("drawn") and not _is_long(item):
             tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in tables.items():
         marker = cases[0].get_closest_marker("drawn")

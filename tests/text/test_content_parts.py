@@ -39,6 +39,7 @@ def parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
+@pytest.mark.slow
 def test_parts_are_those_of_transformers(data_dir: Path) -> None:
     transformers = pytest.importorskip("transformers")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())

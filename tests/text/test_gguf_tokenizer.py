@@ -96,6 +96,7 @@ class TestVectors:
             stream = IncrementalDetokenizer(tokenizer)
             assert "".join(map(stream.push, ids)) + stream.finish() == normal
 
+    @pytest.mark.slow
     def test_added_letters_are_text(self, name: str, data_dir: Path) -> None:
         """DeepSeek LLM has letters of a byte-level alphabet among its added tokens; as bytes they would be no UTF-8."""
         tokenizer = loaded(data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf")
@@ -110,6 +111,7 @@ class TestVectors:
 class TestOwnTokenizers:
     """Random strings, as the tokenizer of the same model that other code builds or loads."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("name", "kind"),
         [("qwen2", "Qwen2Tokenizer"), ("qwen35", "Qwen3_5Tokenizer"), ("gpt-2", "GPT2Tokenizer")],
@@ -131,6 +133,7 @@ class TestOwnTokenizers:
             random_strings(NUM_STRINGS),
         )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["llama-bpe", "phi-3"])
     def test_transformers_reading_gguf(self, name: str, data_dir: Path) -> None:
         """Where no class of transformers says it all, what it builds from the same file."""

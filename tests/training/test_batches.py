@@ -43,6 +43,7 @@ def test_training_format_is_the_rendered_template() -> None:
     assert tokenizer.encode(prompt, add_special_tokens=False) == [*itertools.chain(*trained[:-1])]
 
 
+@pytest.mark.slow
 def test_a_chunk_is_reproducible_and_within_limits(maker: SampleMaker) -> None:
     first, again, other = (maker.chunk(seed, 3, 1024) for seed in (1, 1, 2))
     assert all(a.token_ids.equal(b.token_ids) and a.targets.equal(b.targets) for a, b in zip(first, again, strict=True))

@@ -106,6 +106,7 @@ def test_parts(missing: bool, tmp_path: Path) -> None:
     assert ("expected 'a-00012-of-00012.gguf' beside it" if missing else "no general.architecture") in message
 
 
+@pytest.mark.slow
 def test_names_of_many_parts(tmp_path: Path) -> None:
     """More tensors in all than a file may have, and texts in every part."""
     texts = "🙂" + "x" * (MAX_STRING_BYTES - 9999)
@@ -174,6 +175,7 @@ def test_cuts(longest: int, without: Sequence[str], expected: str, tmp_path: Pat
     assert expected in refused_within_limit(tmp_path / "a.gguf", "tokenizer")
 
 
+@pytest.mark.slow
 def test_merges_of_which_the_last_is_wrong(tmp_path: Path) -> None:
     words = [bytes(word) for n in range(1, 16) for word in product(b"ab", repeat=n)]
     merges = [word[:cut] + b" " + word[cut:] for word in words for cut in range(1, len(word))]

@@ -109,6 +109,7 @@ def check_findable(engine: Engine) -> None:
                 assert slots[block * size : (block + 1) * size].tolist() == told[-size:]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -170,6 +170,7 @@ def test_a_comparison_has_a_quarter_of_the_time_while_others_are_computed(
     assert line.told[-1].replayed[0].request_id == "9"
 
 
+@pytest.mark.slow
 def test_one_message_a_step(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     take = type(engine._engine.process).take

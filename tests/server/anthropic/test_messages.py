@@ -209,6 +209,7 @@ class TestPackage:
     def client(self, package: Any, server: Running) -> Any:
         return package.Anthropic(base_url=server.url, api_key="dummy", max_retries=0)
 
+    @pytest.mark.slow
     def test_whole_streamed_and_counted(self, client: Any) -> None:
         given: Any = {"model": "karat-embedded", "messages": TURNS, "max_tokens": 12, "system": "Be kind."}
         made = client.messages.create(**given, extra_body={"seed": 3})

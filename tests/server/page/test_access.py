@@ -57,6 +57,7 @@ def test_axe_finds_nothing_serious(opened: Callable[..., Any], server: Running, 
             page.tab.keyboard.press("Escape")
 
 
+@pytest.mark.slow
 def test_a_phone_scrolls_in_one_direction(opened: Callable[..., Any], server: Running) -> None:
     with opened(server, **PHONE) as page:
         page.tab.wait_for_selector(".welcome")
@@ -88,6 +89,7 @@ def test_the_live_region_says_an_answer_once(page: Page) -> None:
     assert len(said) == 2
 
 
+@pytest.mark.slow
 def test_two_thousand_messages_stay_quick(page: Page, tmp_path: Path) -> None:
     text = "Message {} of **many**.\n\n- a list\n- `code`\n\n```py\nprint(1)\n```"
     nodes = [

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server.conftest import Running
 from tests.server.page.conftest import Page
 
@@ -47,6 +49,7 @@ def test_a_whole_conversation_by_keyboard(page: Page) -> None:
     assert tab.evaluate("document.activeElement.id") == "message"
 
 
+@pytest.mark.slow
 def test_escape_leaves_the_text_box_so_that_every_key_is_reached_without_a_mouse(page: Page) -> None:
     tab, press = page.tab, page.tab.keyboard.press
     focused = "document.activeElement.id"
@@ -89,6 +92,7 @@ def test_an_answer_is_stopped_by_escape_and_what_came_stays(page: Page) -> None:
     assert len(page.texts("assistant")[0]) > 20
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer_and_the_reload_keeps_both(page: Page) -> None:
     page.settings(seed="5", temperature="1")
     page.ask("Tell me a story.")
@@ -118,6 +122,7 @@ COUNTED = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_answers_side_by_side_and_one_of_them_goes_on(page: Page) -> None:
     page.settings(n="3", temperature="1.2", max_completion_tokens="200")  # a busy browser does not show them all
     page.tab.evaluate(COUNTED)
@@ -178,6 +183,7 @@ def test_a_request_that_is_refused_says_why_and_can_be_tried_again(page: Page) -
     assert page.texts("assistant")[0]
 
 
+@pytest.mark.slow
 def test_search_finds_a_message_and_shows_it(page: Page) -> None:
     page.ask("Somebody asked me yesterday: do you know the word quagmire?")
     page.key("n")
@@ -203,6 +209,7 @@ def test_search_has_the_focus_where_the_list_slides_in(opened: Callable[..., Any
         assert not page.tab.locator("body.with-side").count()
 
 
+@pytest.mark.slow
 def test_export_and_import_give_the_same_conversation(page: Page, tmp_path: Path) -> None:
     page.ask("Tell me a story.")
     page.ask("Go on.")
@@ -227,6 +234,7 @@ def test_export_and_import_give_the_same_conversation(page: Page, tmp_path: Path
     assert "was not imported" in page.tab.locator(".notice").last.inner_text()
 
 
+@pytest.mark.slow
 def test_a_browser_that_keeps_nothing_is_said_and_loses_nothing_while_open(
     opened: Callable[..., Any], server: Running
 ) -> None:

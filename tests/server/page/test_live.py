@@ -2,12 +2,15 @@
 
 from itertools import pairwise
 
+import pytest
+
 from tests.server.page.conftest import Page
 
 # When the page asked, by its own clock: what this process sees may be late.
 ASKED = "performance.getEntriesByType('resource').filter((e) => e.name.endsWith('/metrics')).map((e) => e.startTime)"
 
 
+@pytest.mark.slow
 def test_metrics_are_asked_for_once_a_second_while_open(page: Page) -> None:
     assert page.tab.evaluate(ASKED) == []
     page.key("l")

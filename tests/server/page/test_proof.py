@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server.conftest import SOURCE, Running, serving
 from tests.server.page.conftest import Page
 from tests.server.page.test_why import explained
 
 
+@pytest.mark.slow
 def test_an_alternative_is_taken_by_keyboard_and_the_answer_goes_on_from_it(page: Page, server: Running) -> None:
     page.settings(seed="7", temperature="1")
     with page.tab.expect_response("**/v1/chat/completions") as answered:
@@ -87,6 +90,7 @@ def verified(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=SOURCE, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_another_seed_is_compared_to_the_first_different_token(page: Page) -> None:
     page.settings(seed="1", temperature="1.5")
     page.ask("Tell me a story.")
@@ -104,6 +108,7 @@ def test_another_seed_is_compared_to_the_first_different_token(page: Page) -> No
     assert "identical, 24 tokens" in panel.inner_text()
 
 
+@pytest.mark.slow
 def test_other_activations_are_compared_to_the_first_different_token(opened: Callable[..., Any]) -> None:
     with serving("--threads", "1", "--quantize", "q4_0", "--activations", "int16") as running, opened(running) as page:
         page.tab.wait_for_selector(".welcome")

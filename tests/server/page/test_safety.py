@@ -96,6 +96,7 @@ def test_hostile_markdown_takes_no_time(page: Page) -> None:
     assert max(took_ms) < 5000, [(text[:8], ms) for text, ms in zip(LONG, took_ms, strict=True)]
 
 
+@pytest.mark.slow
 def test_a_wrong_key_then_the_right_one(opened: Callable[..., Any]) -> None:
     with serving("--api-key", "right") as running, opened(running) as page:
         tab = page.tab

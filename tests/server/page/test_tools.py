@@ -15,6 +15,7 @@ TOOLS = [{"name": "clock", "description": "The time", "parameters": {"type": "ob
 CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
 
 
+@pytest.mark.slow
 def test_a_tool_is_called_and_answered(opened: Callable[..., Any], scripted: Running) -> None:
     with opened(scripted) as page:
         page.tab.wait_for_selector(".welcome")

@@ -11,6 +11,7 @@ from tests.server.conftest import Running
 from tests.server.page.conftest import Page
 
 
+@pytest.mark.slow
 def test_each_token_says_why_by_keyboard(page: Page) -> None:
     page.settings(temperature="0.9", top_k="5", top_p="0.9")
     with page.tab.expect_response("**/v1/chat/completions") as answered:
@@ -84,6 +85,7 @@ def test_greedy_answers_say_that_nothing_was_drawn(page: Page) -> None:
     assert "drawn with" not in said
 
 
+@pytest.mark.slow
 def test_the_prompt_is_shown_with_what_was_in_the_cache(page: Page) -> None:
     page.ask("Tell me a story of the lantern and the fox.")
     page.ask("Go on.")
@@ -124,6 +126,7 @@ def test_a_long_prompt_tells_how_far_it_is(opened: Callable[..., Any], server: R
     pytest.fail(f"nothing between beginning and end was shown in five prompts: {done}")
 
 
+@pytest.mark.slow
 def test_details_are_there_after_a_reload(page: Page) -> None:
     page.ask("Tell me a story.")
     page.until("indexedDB.databases().then((all) => all.length === 1)")

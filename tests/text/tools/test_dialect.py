@@ -51,6 +51,7 @@ TOOL = {
 }
 
 
+@pytest.mark.slow
 def test_formats_of_released_models(data_dir: Path) -> None:
     found = {}
     for file in sorted((data_dir / "templates").glob("*.jinja")):
@@ -138,6 +139,7 @@ SILENT = {
 TAKE_TEXT = {"meetkai-functionary-medium-v3.2"}
 
 
+@pytest.mark.slow
 def test_a_history_of_calls_is_rendered_as_transformers_renders_it(data_dir: Path) -> None:
     """Whatever the form: most templates write JSON, eleven write XML, gemma a form of its own."""
     transformers = pytest.importorskip("transformers")
