@@ -31,7 +31,7 @@ struct RowsOfBlock {
     int in_panel;  // the first of them
     int count;     // 32 or 16
 
-    // `column_bytes`: bytes of a row, all its columns.
+    // `row_bytes`: of all columns of a row.
     KARAT_INLINE RowsOfBlock(const LinearShape& a, int block, std::size_t row_bytes) {
         const int halves = a.num_groups() / 4 * 2, wide_rows = halves * kRowsOfBlock;
         const bool is_wide = block < halves;
