@@ -32,6 +32,7 @@ class KaratFacts(msgspec.Struct, forbid_unknown_fields=True):
     name: Literal["karat"]
     version: str
     executor: str
+    device: str
     dtype: str
     kv_dtype: str
     activations: str

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.ops import device
+from karat.check.session.same_bits import invariance_of
+from karat.models.opening import open_model
+from karat.ops.device import missing
 from karat.ops.native import unavailable_reason
 from tests.engine.tiny import write_model
 
-if reason := unavailable_reason() or device.MISSING:
+if reason := unavailable_reason() or missing("cuda-emulated"):
     pytest.skip(f"no emulated GPU: {reason}", allow_module_level=True)
 
 PROMPTS = ["Once upon a time there was a fox", "Yes."]
@@ -18,8 +20,8 @@ PARAMS = [SamplingParams(max_tokens=5, ignore_eos=True, seed=seed, logprobs=2) f
 
 def test_answers_and_receipts(tmp_path: Path) -> None:
     folder = write_model(tmp_path, num_hidden_layers=2)
-    with LLM(folder, executor="cuda-emulated") as emulated, LLM(folder, executor="native", threads=1) as native:
-        assert emulated.executor == "cuda-emulated"
+    with LLM(folder, device="cuda-emulated") as emulated, LLM(folder, executor="native", threads=1) as native:
+        assert emulated.executor == emulated.device == "cuda-emulated" and native.device == "cpu"
         got, want = (llm.generate(PROMPTS, PARAMS, receipt=True) for llm in (emulated, native))
         for one, other in zip(got, want, strict=True):
             assert one.outputs[0].token_ids == other.outputs[0].token_ids
@@ -28,3 +30,10 @@ def test_answers_and_receipts(tmp_path: Path) -> None:
             assert receipt is not None and receipt.fingerprint.executor == "native"
             assert receipt == other.outputs[0].receipt
             assert native.verify(receipt).kind == "identical"
+
+
+def test_same_bits_on_the_cpu_and_on_both(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, num_hidden_layers=2)
+    rows = list(invariance_of(open_model(folder), num_tokens=9, options={"device": "cuda-emulated"}))
+    assert [row.setting.name for row in rows[-2:]] == ["on the CPU", "1 of 2 layers on the CPU"]
+    assert all(row.is_right for row in rows)

@@ -4,6 +4,7 @@ The emulation also raises where a kernel leaves something to chance (csrc/gpu/si
 races, early reads and misaligned accesses, too. tests/gpu plants such mistakes.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from karat.config import Activations, RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops import device
 from karat.ops.api import HeadGroups
-from karat.ops.device import EmulatedOps
+from karat.ops.device import EmulatedOps, missing
 from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.native import NativeOps, unavailable_reason
@@ -28,7 +29,7 @@ from tests.support.integer_digests import NAMES, digest, stated
 from tests.support.seed import SEED
 from tests.support.weights import random_blocks
 
-if reason := unavailable_reason() or device.MISSING:
+if reason := unavailable_reason() or missing("cuda-emulated"):
     pytest.skip(f"no emulated GPU: {reason}", allow_module_level=True)
 
 F32 = NDArray[np.float32]
@@ -260,8 +261,8 @@ def test_an_op_without_kernels_is_an_error_that_names_it() -> None:
 
 
 def test_without_the_module_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        device, "MISSING", "this installation has no emulated GPU; `make emulated` in a clone compiles it"
-    )
+    monkeypatch.setitem(sys.modules, "karat._emulated", None)
+    device._imported.cache_clear()
     with pytest.raises(ExecutorError, match=r"the cuda-emulated executor is not available: .*`make emulated`"):
         EmulatedOps()
+    device._imported.cache_clear()

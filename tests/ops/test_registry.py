@@ -17,7 +17,7 @@ from karat.errors import ExecutorError, KaratError, UsageError
 from karat.ops import registry
 from karat.ops.native import supported_isas, unavailable_reason
 from karat.ops.reference import ReferenceOps
-from karat.ops.registry import ExecutorEntry, Option, create, take_options
+from karat.ops.registry import ExecutorEntry, Option, create, device_of, devices, take_options
 from tests.engine.tiny import write_model
 
 needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no native executor here")
@@ -36,7 +36,11 @@ needs_native = pytest.mark.skipif(unavailable_reason() is not None, reason="no n
         ("reference", {"threads": True}, UsageError, "threads=True: expected an integer"),
         ("auto", {"activations": "int4"}, UsageError, "activations='int4': expected one of .*int16"),
         ("auto", {"activations": ["int8"]}, UsageError, r"activations=\['int8'\]: expected one of"),
-        ("far", {}, ExecutorError, "executor='far' is unknown; Karat has auto, reference, native, cuda-emulated"),
+        ("far", {}, ExecutorError, "executor='far' is unknown; Karat has auto, reference, native, cuda, cuda-emulated"),
+        ("auto", {"device": "gpu"}, UsageError, "device='gpu': expected cpu, cuda, cuda:N "),
+        ("auto", {"device": 1}, UsageError, "device=1: expected cpu"),
+        ("reference", {"device": "cuda:1"}, UsageError, "device='cuda:1': the reference executor computes on cpu"),
+        ("reference", {"host_layers": 1}, UsageError, "host_layers=1: the reference executor has no such option"),
         pytest.param("native", {"isa": "z80"}, ExecutorError, "kernel build 'z80'", marks=needs_native),
         pytest.param("native", {"isa": 80}, UsageError, "isa=80: expected the name of a kernel", marks=needs_native),
         pytest.param("native", {"threads": 10**6}, ExecutorError, "threads=1000000: expected", marks=needs_native),
@@ -78,16 +82,16 @@ class Far(ReferenceOps):
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> ExecutorEntry:
     """One entry in each of two tables, and nothing else."""
-    for name in ("device", "host_layers"):
+    for name in ("place", "depth"):
         count = Option(lambda value: type(value) is int and value >= 0, "an integer of at least 0")
         monkeypatch.setitem(registry.OPTIONS, name, count)  # type: ignore[arg-type]
-    entry = ExecutorEntry(Far, ("float32", "float64"), ("activations", "device", "host_layers"), rounds_nothing=True)
+    entry = ExecutorEntry(Far, ("float32", "float64"), ("activations", "place", "depth"), rounds_nothing=True)
     monkeypatch.setitem(registry.EXECUTORS, "far", entry)  # type: ignore[arg-type]
     monkeypatch.setattr(Far, "made", [])
     return entry
 
 
-OPTIONS = {"device": 1, "host_layers": 0}
+OPTIONS = {"place": 1, "depth": 0}
 
 
 def test_callers_hand_options_through(far: ExecutorEntry, tmp_path: Path) -> None:
@@ -107,11 +111,11 @@ def test_callers_hand_options_through(far: ExecutorEntry, tmp_path: Path) -> Non
 def test_their_errors_are_said_before_a_process_starts(far: ExecutorEntry, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     for open_it in (lambda options: LLM(folder, **options), lambda options: async_llm._opening(folder, options)):
-        with pytest.raises(UsageError, match="device='gpu': expected an integer of at least 0"):
-            open_it({"executor": "far", "device": "gpu"})
-    with pytest.raises(UsageError, match="device=1: the reference executor has no such option; it has threads"):
-        LLM(folder, executor="reference", device=1)
-    with pytest.raises(UsageError, match=r"threads=2: the far executor has no such option; it has .*device"):
+        with pytest.raises(UsageError, match="place='gpu': expected an integer of at least 0"):
+            open_it({"executor": "far", "place": "gpu"})
+    with pytest.raises(UsageError, match="place=1: the reference executor has no such option; it has threads"):
+        LLM(folder, executor="reference", place=1)
+    with pytest.raises(UsageError, match=r"threads=2: the far executor has no such option; it has .*place"):
         LLM(folder, executor="far", threads=2)
 
 
@@ -119,3 +123,21 @@ def test_options_are_taken_out_of_other_arguments() -> None:
     given = ComputeOptions(dtype="float32", threads=2, activations=["int8"]).given()
     assert take_options(given) == {"threads": 2, "activations": "int8"}
     assert given == {"dtype": "float32"}
+
+
+def test_a_device_is_its_executor() -> None:
+    assert create("auto", "float64", {"device": "cpu"}).executor == "reference"
+    assert devices().keys() == {"cpu", "cuda", "cuda-emulated"} and devices()["cpu"] is None
+    for device in ("cuda", "cuda-emulated"):
+        with pytest.raises(ExecutorError, match=rf"dtype='float64': the {device} executor computes in float32"):
+            create("auto", "float64", {"device": device})
+        if devices()[device] is None:
+            assert device_of(create("auto", "float32", {"device": device}).executor) == device
+
+
+@needs_native
+def test_a_device_that_is_not_there_says_how_to_get_it() -> None:
+    for device, how in (("cuda", "`make cuda`"), ("cuda:1", "`make cuda`"), ("cuda-emulated", "`make emulated`")):
+        if devices()[device.partition(":")[0]] is not None:
+            with pytest.raises(ExecutorError, match=f"executor is not available: .*{how}"):
+                create("auto", "float32", {"device": device})

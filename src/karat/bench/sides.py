@@ -90,6 +90,7 @@ class KaratSide:
         self.version = version
         self.details: dict[str, object] = {
             "executor": llm.executor,
+            "device": llm.device,
             "dtype": llm.dtype,
             "kv_dtype": llm.kv_dtype,
             "activations": llm.activations,

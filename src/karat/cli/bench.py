@@ -69,6 +69,9 @@ def bench(
         str | None, typer.Option(metavar="TYPE", help="Keep keys and values in float16, bfloat16 or float32.")
     ] = None,
     executor: Annotated[str | None, typer.Option(metavar="NAME", help="An executor that `karat env` lists.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compute on cpu (default), cuda, cuda:1 or cuda-emulated.")
+    ] = None,
     activations: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: int16 (default), int24 or int8.")
     ] = None,
@@ -107,7 +110,7 @@ def bench(
     folder = None
     if shape is None:
         folder = embedded_model_path() if model is None else resolve(model, progress=not quiet)
-    loading = {"kv_dtype": kv_dtype, "executor": executor, "activations": activations}
+    loading = {"kv_dtype": kv_dtype, "executor": executor, "device": device, "activations": activations}
     options = BenchOptions(
         model=folder,
         shape=shape,

@@ -26,6 +26,7 @@ def gather(session: "CheckSession", stages: "Sequence[Stage]", verdict: str, arg
     """All facts; `args` are the words behind `karat`."""
     from karat.check.model.weights import digest
     from karat.ops.contract import contract_of
+    from karat.ops.registry import device_of
 
     results, plan = session.results, session.plan
     return {
@@ -37,6 +38,7 @@ def gather(session: "CheckSession", stages: "Sequence[Stage]", verdict: str, arg
         "digest": digest(plan.model.stored),
         **({} if results is None else {"logits_digest": hashlib.sha256(results.logits["ours"].tobytes()).hexdigest()}),
         "executor": session.executor,
+        "device": device_of(session.executor),
         "dtype": session.dtype,
         "kv_dtype": session.kv_dtype,
         "activations": session.activations,

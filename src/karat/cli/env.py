@@ -36,7 +36,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="One JSON object in
 
 def gather() -> dict[str, Any]:
     """All facts, for JSON."""
-    from karat.ops.registry import EXECUTORS
+    from karat.ops.registry import EXECUTORS, devices
 
     extension = _extension()
     builds = extension["kernel_builds"]
@@ -58,6 +58,7 @@ def gather() -> dict[str, Any]:
         },
         "memory_bytes": memory.memory_bytes(),
         "executors": list(EXECUTORS),
+        "devices": devices(),
         "native": {
             **extension,
             "chosen": chosen if chosen in builds else None,
@@ -132,6 +133,10 @@ def as_text(facts: dict[str, Any]) -> str:
         ("cores", limits),
         ("memory", bytes_text(memory) if memory else "unknown"),
         ("executors", ", ".join(facts["executors"])),
+        *(
+            ("device" if device == "cpu" else "", device if reason is None else f"{device}: no: {reason}")
+            for device, reason in facts["devices"].items()
+        ),
         ("native extension", "yes" if native["available"] else f"no: {native['reason']}"),
         ("kernel builds", native["fault"] or kernels or "none"),
         (

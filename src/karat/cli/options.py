@@ -109,6 +109,12 @@ class ComputeOptions(OverrideOptions):
     executor: Annotated[
         str | None, option("Model", "NAME", "Executor: auto (default) or one that `karat env` lists.")
     ] = None
+    device: Annotated[
+        str | None, option("Model", "NAME", "Compute on cpu (default), cuda, cuda:1 or cuda-emulated; same bits.")
+    ] = None
+    host_layers: Annotated[
+        int | None, option("Model", "N", "With --device cuda: the first N layers on the CPU, same bits.")
+    ] = None
     threads: Annotated[
         int | None, option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None

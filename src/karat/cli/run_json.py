@@ -25,6 +25,7 @@ def as_object(
     answer: dict[str, Any] = {
         "model": str(llm.path),
         "executor": llm.executor,
+        "device": llm.device,
         "dtype": llm.dtype,
         "kv_dtype": llm.kv_dtype,
         "activations": llm.activations,

@@ -108,7 +108,7 @@ def _settings(receipts: "list[Receipt]", given: LoadOptions) -> LoadOptions:
     stated = receipts[0].fingerprint
     return replace(
         given,
-        executor=given.executor or stated.executor,
+        executor=given.executor or (stated.executor if given.device is None else None),
         dtype=given.dtype or stated.dtype,
         kv_dtype=given.kv_dtype or stated.kv_dtype,
         activations=given.activations or ([stated.activations] if stated.activations in WIDTHS else None),

@@ -32,7 +32,7 @@ from karat.engine.stats import EngineStats
 from karat.errors import KaratError, RequestError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
-from karat.ops.registry import numerics_of, take_options
+from karat.ops.registry import device_of, numerics_of, take_options
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Comparison
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
@@ -110,7 +110,7 @@ class AsyncLLM:
         self.max_num_seqs = ready.sizes.max_num_seqs
         self.vocab_size = ready.sizes.vocab_size
         self.executor, self.dtype, self.kv_dtype = ready.executor, ready.dtype, ready.kv_dtype
-        self.activations = ready.activations
+        self.activations, self.device = ready.activations, device_of(ready.executor)
         self._contracts = ready.contracts
         self.tensor_parallel_size = opening.options.tensor_parallel_size
         self.default_params = defaults.params

@@ -71,6 +71,9 @@ class LLM:
     - dtype: the compute dtype. "auto" is float32 for every stored type of the weights.
     - kv_dtype: the dtype of the KV cache. None is the executor's default.
     - executor: "auto" or a name of karat.ops.registry.
+    - device: "cpu", "cuda", "cuda:1" or "cuda-emulated" chooses the executor that computes there (docs/gpu.md). It
+      changes no bit. None is that of `executor`, which is "cpu" with "auto".
+    - host_layers: with a device other than "cpu", the number of first layers that the CPU computes.
     - max_model_len: the most tokens of prompt and output together. None is the model's own limit.
     - seed: with a request's number, the seed of requests that have none.
     - max_num_seqs, max_num_batched_tokens: the most sequences and tokens of a step.
@@ -114,6 +117,8 @@ class LLM:
         dtype: FloatName | Literal["auto"] = "auto",
         kv_dtype: FloatName | None = None,
         executor: str = "auto",
+        device: str | None = None,
+        host_layers: int | None = None,
         max_model_len: int | None = None,
         seed: int = 0,
         max_num_seqs: int = 16,
@@ -136,7 +141,13 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **others: object,
     ) -> None:
-        executor_options = {"threads": threads, "activations": activations, **registry.take_options(others)}
+        executor_options = {
+            "device": device,
+            "host_layers": host_layers,
+            "threads": threads,
+            "activations": activations,
+            **registry.take_options(others),
+        }
         settle_constructor(others, LLM.__init__)
         if not isinstance(tokenizer, Tokenizer | str | Path | None):
             raise UsageError(
@@ -175,6 +186,7 @@ class LLM:
         plan = self.plan = plan_load(checkpoint, self.config, ops, options)
         self.max_model_len, self.kv_dtype = plan.sizes.max_model_len, plan.kv_dtype
         self.executor, self.dtype, self.activations = ops.executor, ops.dtype, plan.activations
+        self.device = registry.device_of(self.executor)
         self.tensor_parallel_size = tensor_parallel_size
 
         def loaded(done: int, total: int) -> None:

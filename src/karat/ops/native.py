@@ -204,14 +204,11 @@ class NativeOps(Executor):
     def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[Loaded, ...], ...]:
         for spec in groups:
             self.check_cache(spec)
-        return tuple(
-            tuple(
-                native().cache(
-                    spec.dtype, spec.layers, spec.num_blocks * spec.block_size, spec.num_kv_heads, spec.k_dim, group
-                )
-            )
-            for group, spec in enumerate(groups)
-        )
+        return tuple(self._cache_group(spec, group) for group, spec in enumerate(groups))
+
+    def _cache_group(self, spec: CacheSpec, group: int) -> tuple[Loaded, ...]:
+        num_slots = spec.num_blocks * spec.block_size
+        return tuple(native().cache(spec.dtype, spec.layers, num_slots, spec.num_kv_heads, spec.k_dim, group))
 
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
         """`forward` recorded as one plan, for steps within `limits`. The next step overwrites the result."""

@@ -148,7 +148,10 @@ class _Facts:
         return _json(schema.Health("not ready: no engine yet"), 503)
 
     async def metrics(self, request: Request) -> ASGIApp:
-        page = self._metrics.page(await gauges_of(self._keeper, self._state))
+        device = None
+        with suppress(ApiError):
+            device = self._keeper.llm.device
+        page = self._metrics.page(await gauges_of(self._keeper, self._state), device)
         return JsonBytes(page, headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def version(self, request: Request) -> ASGIApp:

@@ -31,6 +31,7 @@ class Metrics:
         self._prompt_tokens = Counter("karat_prompt_tokens", "Tokens of prompts", registry=at)
         self._cached_tokens = Counter("karat_prompt_tokens_cached", "Of these, those found in the cache", registry=at)
         self._answer_tokens = Counter("karat_generation_tokens", "Tokens of answers", registry=at)
+        self._device = Gauge("karat_device", "Where the engine computes: 1", ["device"], registry=at)
         self._gauges: dict[str, Gauge] = {}
         self._open: WeakSet[UpdateTally] = WeakSet()  # none is kept by this alone
 
@@ -56,8 +57,12 @@ class Metrics:
             end=how,
         )
 
-    def page(self, gauges: dict[str, tuple[str, float]]) -> bytes:
-        """The page. `gauges` are the engine's counters now: name -> explanation and value."""
+    def page(self, gauges: dict[str, tuple[str, float]], device: str | None = None) -> bytes:
+        """The page. `gauges` are the engine's counters now: name -> explanation and value; `device` is where it
+        computes, None without an engine.
+        """
+        if device is not None:
+            self._device.labels(device).set(1)
         for tally in list(self._open):
             self._observe_gaps(tally)
         for name, (text, value) in gauges.items():

@@ -26,7 +26,7 @@ from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
 from karat.ops.executor import Executor
 from karat.ops.native import supported_isas
-from karat.ops.registry import create
+from karat.ops.registry import CPU, create, device_of
 from karat.ops.tap import Tap
 from karat.text import Tokenizer
 from karat.text.placeholder import placeholder_tokenizer
@@ -97,7 +97,7 @@ def invariance_of(
     checkpoint: ModelCheckpoint,
     *,
     num_tokens: int,
-    executor: str = "native",
+    executor: str | None = None,
     dtype: FloatName = "float32",
     kv_dtype: FloatName | None = None,
     options: Mapping[str, Any] = {},
@@ -105,12 +105,13 @@ def invariance_of(
 ) -> Iterator[SettingRow]:
     """The table for a model, on texts of random tokens: one of `num_tokens`, one of a third of it, one of one token.
 
-    `options` are those of the executor. Raises UsageError for one that does not promise the same bits.
+    `options` are those of the executor, which is native, or that of the device that they name. Raises UsageError for an
+    executor that does not promise the same bits.
     """
     config = read_config(checkpoint.config)
-    ops = create(executor, dtype, options)
+    ops = create(executor or ("native" if options.get("device") is None else "auto"), dtype, options)
     if not ops.traits.chunk_invariant:
-        raise UsageError(f"--executor {ops.executor}: only the native executor promises the same bits")
+        raise UsageError(f"--executor {ops.executor}: only the native executor and GPUs promise the same bits")
     model = build(config, ops, checkpoint, num_positions=num_tokens)
     rng = np.random.default_rng(seed)
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
@@ -119,11 +120,25 @@ def invariance_of(
     for row in invariance(model, tokenizer, texts, kv_dtype=kv_dtype):
         expected = expected or row.digest
         yield row
+    for setting in _on_devices(ops, config.num_layers):
+        executor = "native" if "device" in setting.options else ops.executor
+        elsewhere = build(config, create(executor, dtype, setting.options), checkpoint, num_positions=num_tokens)
+        logits = logits_under(setting, elsewhere, tokenizer, texts, kv_dtype or ops.default_kv_dtype)
+        yield _row(setting, logits, expected)
     for size in working_degrees(config, cut_units(config, find_weights(config, checkpoint)))[1:]:
         alone = {**ops.options, "threads": 1}
         setting = Setting(name=f"{size} processes, chunks of 64", options=alone, chunk=64, ranks=size)
         logits = logits_on_ranks(setting, ops, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype)
         yield _row(setting, logits, expected)
+
+
+def _on_devices(ops: Executor, num_layers: int) -> list[Setting]:
+    """Of a GPU: the same on the CPU, and half of the layers on each."""
+    if device_of(ops.executor) == CPU:
+        return []
+    width, half = {"activations": ops.activations}, num_layers // 2
+    mixed = Setting(name=f"{half} of {num_layers} layers on the CPU", options={**ops.options, "host_layers": half})
+    return [Setting(name="on the CPU", options={**width, "device": CPU}), *([mixed] if half else [])]
 
 
 def invariance(

@@ -42,7 +42,6 @@ _REPLACED = {
     "kv_cache_memory_bytes": "use kv_cache_bytes=",
     "num_gpu_blocks_override": "use num_blocks=",
     "block_size": "blocks have 16 tokens; leave it out",
-    "device": "Karat computes on the CPU; leave it out",
     "cpu_offload_gb": "Karat computes on the CPU; leave it out",
     "pipeline_parallel_size": "use tensor_parallel_size=",
     "skip_tokenizer_init": "a model without a tokenizer takes one by tokenizer=; leave it out",
