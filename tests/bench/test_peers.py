@@ -71,6 +71,7 @@ def unpermuted(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
     return np.concatenate([np.concatenate([head[0::2], head[1::2]]) for head in heads])
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 @pytest.mark.parametrize("stored", STORED_TYPES)
 def test_the_file_holds_the_same_bytes(family: str, stored: str, made_of: Any, tmp_path: Path) -> None:

@@ -363,6 +363,7 @@ class TestMemory:
             file.write(b"".join(pieces)[: 32 << 20])
         assert expected in refused_within_limit(path, "open_folder")
 
+    @pytest.mark.drawn(2)
     @pytest.mark.parametrize("piece", [b"[],", b"{},", b'{"":0},', b'["a"],'])
     def test_config(self, tmp_path: Path, piece: bytes) -> None:
         path = single(tmp_path)

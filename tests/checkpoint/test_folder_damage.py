@@ -43,6 +43,7 @@ def is_refused(folder: Path, name: str) -> bool:
 
 @pytest.mark.parametrize("name", [INDEX, "config.json", "generation_config.json"])
 class TestDamage:
+    @pytest.mark.drawn(6)
     @pytest.mark.parametrize("flip", [1, 2, 4, 32, 128, 255])
     def test_every_byte_flipped(self, folder: Path, name: str, flip: int) -> None:
         whole = (folder / name).read_bytes()

@@ -121,6 +121,7 @@ class TestFetching:
         with pytest.raises(CheckpointError, match=r"has adapter_config.json, a LoRA adapter"):
             open_folder(client.folder("org/fox"))
 
+    @pytest.mark.drawn(1)
     @pytest.mark.parametrize(
         ("options", "cached", "bars"),
         [({}, False, True), ({"progress": False}, False, False), ({}, True, False), ({"force": True}, True, True)],

@@ -146,6 +146,7 @@ def test_the_process_ends_with_the_code(karat: Karat) -> None:
     assert done.stderr.startswith("karat: error: '/no/such/folder'") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "args", [["help", "exit-codes"], ["--help"], ["run", "--help"], ["help", "run"], [], ["--version"]], ids=" ".join
 )
@@ -157,6 +158,7 @@ def test_output_that_cannot_be_written(args: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("redirection", "command", "code"),
     [

@@ -47,6 +47,7 @@ def test_the_commands() -> None:
     ]
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_and_an_example_is_in_the_help(name: str, karat_here: Karat) -> None:
     done = karat_here(*name.split(), "--help")
@@ -132,6 +133,7 @@ def example_lines() -> list[str]:
     return [line.strip() for text in epilogs for line in text.splitlines() if re.search(r"^  .*karat ", line)]
 
 
+@pytest.mark.drawn(15)
 @pytest.mark.parametrize("line", example_lines())
 def test_every_example_can_be_parsed(line: str) -> None:
     line = re.split(r"\s{2,}", line)[0]  # the remark after it

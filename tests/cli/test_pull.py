@@ -39,6 +39,7 @@ def test_a_model_is_fetched_and_then_runs_by_its_name_without_a_network(
     assert (quiet.stdout, quiet.stderr) == (f"{folder}\n", "")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["org/nothing", f"{NAME}@v9", "no-name", "../etc/passwd"])
 def test_what_cannot_be_fetched(name: str, hub: FakeHub, tmp_path: Path, karat: Karat) -> None:
     done = karat("pull", name, **online(hub, tmp_path))

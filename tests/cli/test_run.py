@@ -74,6 +74,7 @@ def test_control_tokens_of_a_message_stay_text_if_asked(alphabet: Path, karat_he
     assert done.returncode == 2 and "--sanitize-control-tokens needs --chat" in done.stderr
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("args", "stdin"), [([], b"xa\n"), (["-"], b"xa"), (["-p", "-"], b"xa\r\n"), (["xa"], b"never read")]
 )

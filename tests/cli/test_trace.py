@@ -84,6 +84,7 @@ def test_validate_says_what_is_missing(tmp_path: Path, karat_here: Karat) -> Non
     assert "to the layer: layer 1; elsewhere it can only be narrowed down to this range: layers 4-5, and" in done.stdout
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("written", "meant", "why"),
     [

@@ -82,6 +82,7 @@ def parse(words: list[str], *, plainly: bool) -> Any:
     return {name: (type(value), repr(value)) for name, value in got.items() if name not in ("app", "got")}
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("option", ["", "--text", "--whole", "--least", "--real", "--texts", "--wholes", "--path"])
 def test_words_mean_what_typer_makes_of_them(option: str) -> None:
     for word in WORDS:

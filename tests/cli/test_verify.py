@@ -82,6 +82,7 @@ def test_a_signed_receipt_says_by_whom(model: str, tmp_path: Path, karat_here: K
     assert alone.returncode == 2 and "need --receipt" in alone.stderr
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("how", "request_"),
     [

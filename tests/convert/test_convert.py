@@ -93,6 +93,7 @@ def test_the_rows_of_q_and_k_are_paired_as_llama_cpp_has_them(tmp_path: Path) ->
     np.testing.assert_array_equal(stored["blk.1.attn_q.weight"], expected)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("mix", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "F16", "BF16"])
 def test_blocks_are_those_of_the_gguf_package(mix: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "model")

@@ -32,6 +32,7 @@ def mixes() -> Mapping[str, Any]:
     return found
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("model", MIXED_MODELS)
 def test_every_mix_gives_the_types_of_llama_cpp(model: str, mixes: Mapping[str, Any]) -> None:
     config = read_config(make_config(*MIXED_MODELS[model]))

@@ -63,6 +63,7 @@ def test_frequencies(scaling: dict[str, Any], higher: float, theta: float, head_
     np.testing.assert_allclose(got, expected, rtol=2e-5)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("factor", [2.5, 8.0, 32.0])
 @pytest.mark.parametrize(
     ("low", "high", "length"), [(2.0, 8.0, 64), (1.5, 3.0, 64), (1.0, 8.0, 8192), (1.0, 4.0, 100_000)]

@@ -43,6 +43,7 @@ def test_a_stream_comes_token_by_token(llm: LLM) -> None:
     assert at_rest(llm)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("num_chunks", [0, 1, 5])
 @pytest.mark.parametrize("leave", ["close", "drop"])
 def test_an_abandoned_stream_frees_its_blocks(llm: LLM, num_chunks: int, leave: str) -> None:

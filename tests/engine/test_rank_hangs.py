@@ -151,6 +151,7 @@ def test_a_rank_of_a_model_that_spins_in_a_step_is_found_by_the_others(
         team.close()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("command", "instead", "message"),
     [

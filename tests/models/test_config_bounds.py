@@ -37,6 +37,7 @@ def message(raw: dict[str, Any]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_messages_end_whatever_a_key_holds(family: str) -> None:
     keys = [

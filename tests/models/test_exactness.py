@@ -67,6 +67,7 @@ def _mean_largest_weight(attentions: tuple["torch.Tensor", ...]) -> float:
     return float(torch.stack([a[0, :, 100:].max(dim=-1).values.mean() for a in attentions]).mean())
 
 
+@pytest.mark.drawn(1, each="family")
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 @pytest.mark.parametrize("index", range(3))
 def test_chunks_and_batches_do_not_matter(family: str, index: int) -> None:

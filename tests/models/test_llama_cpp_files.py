@@ -43,6 +43,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     return f"{family}-{name}", path
 
 
+@pytest.mark.drawn(10)
 def test_logits(file: tuple[str, Path]) -> None:
     name, path = file
     ids = prompt()

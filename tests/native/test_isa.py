@@ -100,6 +100,7 @@ def test_a_build_for_one_processor_offers_no_integers_by_loops(maker: str, build
     assert by_loops == ["generic"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("has", "compiled", "read"),
     [

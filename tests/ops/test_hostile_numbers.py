@@ -63,6 +63,7 @@ def test_a_block_outside_the_cache_is_refused(block: int) -> None:
 COUNTS = itertools.product(["tokens", "seqs", "rows", "groups", "width"], [-(2**31), -1, 2, 2**31 - 1])
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize(("count", "number"), [("size", -1), *COUNTS])
 def test_counts_that_the_numbers_do_not_have_are_refused(count: str, number: int) -> None:
     assert "no batch" in refusal(STEP + f"run(1, 16, {count}={number})")

@@ -58,6 +58,7 @@ def of_the_chain(ours: NDArray[Any], theirs: NDArray[Any], exact: NDArray[Any]) 
     return float(np.linalg.norm(ours - exact) / np.linalg.norm(theirs - exact))
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("stored", CODINGS)
 @pytest.mark.parametrize("columns", [576, 768, 1536])
 def test_on_gaussian_rows(stored: str, columns: int) -> None:
@@ -71,6 +72,7 @@ def test_on_gaussian_rows(stored: str, columns: int) -> None:
     assert of_the_chain(linear(x, matrix, INT24, ends), chain(x, matrix, ends), exact) <= MOST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["q4_0", "q8_0"])
 def test_on_logits_of_a_real_model(quantize: str) -> None:
     checkpoint = open_model(embedded_model_path())

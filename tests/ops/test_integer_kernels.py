@@ -113,6 +113,7 @@ def test_any_number_of_tokens_has_the_bits_of_the_definition(stored: str, width:
                     assert_same_bits(got, want[some], f"{isa}, {tokens} tokens from {start}, {len(ends)} leaves")
 
 
+@pytest.mark.drawn(12)
 @every_format
 @every_width
 def test_codes_and_digits_at_both_extremes(stored: str, width: str) -> None:
@@ -179,6 +180,7 @@ def test_any_shape_has_the_bits_of_the_definition(
         assert_same_bits(ops.linear(x, ops.load(weight), leaves=ends, name="op"), want, isa)
 
 
+@pytest.mark.drawn(12)
 @every_format
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_ranks_that_own_columns_have_the_bits_of_the_whole(stored: str, num_ranks: int) -> None:

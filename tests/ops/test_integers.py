@@ -130,6 +130,7 @@ def fraction(value: np.float32) -> Fraction:
     return Fraction(float(value))
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("stored", CODINGS)
 @settings(max_examples=12)
 @given(

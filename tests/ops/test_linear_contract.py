@@ -69,6 +69,7 @@ def test_every_build_has_the_bits_of_the_contract(stored: str, data: st.DataObje
         np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), err_msg=isa)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("stored", native().formats())
 @settings(max_examples=10)
 @given(tokens=st.sampled_from([1, 2, 3, 4, 5, 6, 8, 9, 16, 40, 530]), seed=st.integers(0, 2**32 - 1))
@@ -104,6 +105,7 @@ def test_every_format_is_within_its_roundings_and_the_same_in_every_build(stored
     assert (np.abs(results["generic"] - x.astype(np.float64) @ values.T) <= bound).all()
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("stored", native().formats())
 @settings(max_examples=40)
 @given(

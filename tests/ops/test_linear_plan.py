@@ -35,6 +35,7 @@ def run_plan(plan: Any, outs: list[int], inputs: dict[int, F32]) -> list[F32]:
     return [plan.read(out).copy() for out in outs]
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("stored", native().formats())
 @settings(max_examples=10)
 @given(

@@ -155,6 +155,7 @@ threading.Thread(target=forever, daemon=True).start()
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_the_process_ends_cleanly(folder: Path, end: str) -> None:
     code = f"""

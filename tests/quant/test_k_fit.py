@@ -157,6 +157,7 @@ BY_HAND: Mapping[str, Callable[[Row], tuple[Row, Row]]] = {
 }
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", BY_HAND)
 def test_the_search_is_ggmls(name: str, shape: str) -> None:

@@ -67,6 +67,7 @@ def by_hand(name: str, x: Row) -> tuple[Row, list[int]]:
     return np.array(values), numbers
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["IQ4_NL", "IQ4_XS"])
 def test_the_search_is_ggmls(name: str, shape: str) -> None:

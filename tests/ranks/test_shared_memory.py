@@ -78,6 +78,7 @@ def descriptor() -> Iterator[int]:
     os.close(made)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_many_exchanges(size: int, descriptor: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across steps whose numbers wrap around, too."""

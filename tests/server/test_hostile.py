@@ -163,6 +163,7 @@ def test_a_url_has_the_same_limit(strict: Running) -> None:
     assert status == 431
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("beginning", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_head_that_does_not_come_is_not_waited_for(strict: Running, beginning: bytes) -> None:
     begun = time.monotonic()

@@ -15,6 +15,7 @@ from tests.server.anthropic.test_messages import events_of as message_events
 from tests.server.conftest import Running
 from tests.server.openai.test_responses import events_of as response_events
 from tests.server.tool_cases import BODIES, NAMES, call
+from tests.support.drawn import examples
 from tests.support.scripted import script
 
 ROUTES = st.sampled_from([CHAT, RESPONSES, MESSAGES])
@@ -35,7 +36,7 @@ LENGTHS = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_to
 STOPS = {CHAT: "stop", RESPONSES: "stop", MESSAGES: "stop_sequences"}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ROUTES, SAID, st.none() | st.floats(0, 1), st.none() | st.sampled_from(["i", "}", "\n", "city"]), st.booleans())
 def test_an_answer_is_a_valid_next_turn(
     scripted: Running, route: str, said: str, cut: float | None, stop: str | None, results: bool
@@ -218,6 +219,7 @@ def _comparable(parts: list[Part]) -> Any:
     return texts, calls
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("value", ['"\\ud83d"', "1e999", "9" * 400, "[" * 150 + "]" * 150])
 def test_arguments_that_not_every_reader_of_json_takes(scripted: Running, stream: bool, value: str) -> None:

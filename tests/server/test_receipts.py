@@ -56,6 +56,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", BODIES)
 def test_every_protocol_gives_receipts(server: Running, llm: LLM, route: str, stream: bool) -> None:
@@ -240,6 +241,7 @@ def test_only_openais_older_routes_resume(server: Running, route: str) -> None:
     assert answer.status == 400 and b"resume" in answer.content
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("form", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_resumed_has_the_receipt_of_the_whole(server: Running, stream: bool, form: bool) -> None:

@@ -94,6 +94,7 @@ def settled(server: Running) -> dict[str, int]:
     return held(server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5, pytest.param(1200, marks=pytest.mark.long)])
 @pytest.mark.timeout(1800)
 def test_a_soak_with_disconnects(seconds: int) -> None:

@@ -46,6 +46,7 @@ def calls_in(route: str, answer: Any) -> list[tuple[str, Any]]:
     return [(block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("route", "choice"), FORCED)
 def test_calls_that_must_come_come_whatever_the_model_would_say(
     scripted: Running, route: str, choice: dict[str, Any]

@@ -18,6 +18,7 @@ EVERY = pytest.mark.parametrize("case", SAYS)
 class TestPackages:
     """The packages of the protocols, and their types, strictly."""
 
+    @pytest.mark.drawn(3)
     @EVERY
     def test_strictly_of_the_types_of_chats(self, scripted: Running, case: str) -> None:
         chat = pytest.importorskip("openai.types.chat", reason="the openai package is not installed")
@@ -26,6 +27,7 @@ class TestPackages:
         for event in scripted.ask(CHAT, body | {"stream": True}).events:
             chat.ChatCompletionChunk.model_validate(event, strict=True)
 
+    @pytest.mark.drawn(3)
     @EVERY
     def test_strictly_of_the_types_of_responses(self, scripted: Running, case: str) -> None:
         types = pytest.importorskip("openai.types.responses", reason="the openai package is not installed")
@@ -36,6 +38,7 @@ class TestPackages:
         for event in response_events(scripted.ask(RESPONSES, body | {"stream": True})):
             event_type.validate_python(event, strict=True)
 
+    @pytest.mark.drawn(3)
     @EVERY
     def test_strictly_of_the_types_of_messages(self, scripted: Running, case: str) -> None:
         types = pytest.importorskip("anthropic.types", reason="the anthropic package is not installed")

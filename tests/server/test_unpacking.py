@@ -68,6 +68,7 @@ def test_what_is_cut_or_damaged_is_a_400(
         unpacked(bytes(spoiled), encoding, 1000)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("encoding", "pack"), PACKED)
 def test_a_bomb_is_not_unpacked(encoding: str, pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     bomb, made = pack(b"a" * 50_000_000), []

@@ -27,6 +27,7 @@ CONTENTS: list[Any] = [
 ]
 
 
+@pytest.mark.slow
 def test_released_templates(theirs: Any, data_dir: Path) -> None:  # noqa: F811 - the fixture
     num_same = 0
     for name, source in read_templates(data_dir).items():

@@ -68,6 +68,7 @@ def assert_same(got: Callable[[str], list[int]], expected: Callable[[str], list[
 
 @pytest.mark.parametrize("name", VOCABULARIES)
 class TestVectors:
+    @pytest.mark.drawn(3)
     def test_llama_cpp(self, name: str, data_dir: Path) -> None:
         """Each text gives llama.cpp's ids, except that it never normalises: there the ids are of the NFC text."""
         path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
@@ -85,6 +86,7 @@ class TestVectors:
             num_compared += 1
         assert num_compared >= 46
 
+    @pytest.mark.drawn(2)
     def test_round_trips(self, name: str, data_dir: Path) -> None:
         tokenizer = loaded(data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf")
         for text in random_strings(500):

@@ -38,6 +38,7 @@ from tests.checkpoint.gguf.builders import (
 from tests.checkpoint.memory import refused_within_limit
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "content",
     [
@@ -135,6 +136,7 @@ def with_tokens(path: Path, tokens: Sequence[bytes], keys: list[bytes], kind: st
         file.truncate(file.tell() + offset + 32)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("count", "size", "kind", "expected"),
     [
@@ -158,6 +160,7 @@ def test_tokens(count: int, size: int, kind: str, expected: str, tmp_path: Path)
     assert expected in refused_within_limit(tmp_path / "a.gguf", "tokenizer")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("longest", "without", "expected"),
     [

@@ -117,6 +117,7 @@ def _limits(form: str) -> tuple[int, int]:
 
 
 class TestSameModel:
+    @pytest.mark.drawn(20)
     @pytest.mark.parametrize("seed", range(6))
     @pytest.mark.parametrize("family", FAMILIES)
     def test_config_and_weights(self, family: str, seed: int, tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def test_decisions_depend_on_the_calls_alone(share_prefixes: bool, with_windows:
     assert first.trace == second.trace and len(first.trace) > 10
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("with_windows", [False, True])
 @pytest.mark.parametrize("share_prefixes", [False, True])
 def test_random_traffic_does_preempt_and_share(share_prefixes: bool, with_windows: bool) -> None:

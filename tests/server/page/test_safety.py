@@ -15,6 +15,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("text", HOSTILE)
 def test_an_answer_of_markup_is_text(page: Page, text: str) -> None:
     asked = []

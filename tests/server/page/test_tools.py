@@ -40,6 +40,7 @@ def test_a_tool_is_called_and_answered(opened: Callable[..., Any], scripted: Run
         assert page.tab.locator(".message.assistant").count() == 2
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("text", "said"), [("[", "is no JSON"), ('{"name": "a"}', "no JSON list"), ("[null]", "no object")]
 )

@@ -122,6 +122,7 @@ TWO = {
 }
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("tokenizer", [PLAIN, MARKED], ids=["text", "special"])
 @pytest.mark.parametrize("form", FORM_NAMES)
 def test_what_each_grammar_takes(form: str, tokenizer: Tokenizer) -> None:
