@@ -1,5 +1,7 @@
 """Blocks: the content of a message as it grows, with its events: thinking, text and uses of tools in a row."""
 
+import json
+
 from msgspec import Raw
 
 from karat.server.answers.parts import PartsReader
@@ -17,6 +19,7 @@ from karat.server.anthropic.schema import (
     ThinkingDelta,
     ToolUseBlock,
 )
+from karat.text.tools.arguments import read_arguments
 from karat.text.tools.events import CallArguments, CallBegin, CallEnd, Reasoning, Text
 from karat.text.tools.events import Event as Part
 
@@ -26,15 +29,9 @@ class Blocks:
 
     def __init__(self, reader: PartsReader) -> None:
         self._reader = reader
-        self._blocks: list[Block] = []
+        self.content: list[Block] = []  # all blocks; the open one is empty
         self._pieces: list[str] = []  # of the open block
         self._is_open = False
-        self._cut: set[int] = set()  # uses of tools whose end never came, by their place
-
-    @property
-    def content(self) -> list[Block]:
-        """All blocks. A use of a tool that was cut is none, for its input is no JSON."""
-        return [block for place, block in enumerate(self._blocks) if place not in self._cut]
 
     def add(self, part: Part) -> list[Event]:
         """The events of one more part."""
@@ -53,38 +50,41 @@ class Blocks:
 
     def end(self) -> list[Event]:
         """The events at the end of the answer, which has a text if it has nothing else."""
-        begun = [] if self._blocks else self._opened(TextBlock(""))
+        begun = [] if self.content else self._opened(TextBlock(""))
         return [*begun, *self._close()]
 
     def _opened(self, block: Block) -> list[Event]:
         """The events that open a block, unless one of its kind is open. Each use of a tool has its own."""
-        if self._is_open and type(self._blocks[-1]) is type(block) and not isinstance(block, ToolUseBlock):
+        if self._is_open and type(self.content[-1]) is type(block) and not isinstance(block, ToolUseBlock):
             return []
         closing = self._close()
-        self._blocks.append(block)
+        self.content.append(block)
         self._is_open = True
-        return [*closing, ContentBlockStart(block, len(self._blocks) - 1)]
+        return [*closing, ContentBlockStart(block, len(self.content) - 1)]
 
     def _delta(self, delta: TextDelta | ThinkingDelta | InputJsonDelta, text: str) -> ContentBlockDelta:
         self._pieces.append(text)
-        return ContentBlockDelta(delta, len(self._blocks) - 1)
+        return ContentBlockDelta(delta, len(self.content) - 1)
 
     def _close(self, *, is_whole: bool = False) -> list[Event]:
-        """The events that close the open block. A use of a tool is cut unless it is whole."""
+        """The events that close the open block. A use of a tool that was cut has what came of its input."""
         if not self._is_open:
             return []
         self._is_open = False
-        text, index = "".join(self._pieces), len(self._blocks) - 1
+        text, index = "".join(self._pieces), len(self.content) - 1
         self._pieces = []
         # The block of the event that opened it stays empty.
-        match self._blocks[-1]:
+        match self.content[-1]:
             case TextBlock():
-                self._blocks[-1] = TextBlock(text)
+                self.content[-1] = TextBlock(text)
             case ThinkingBlock():
-                self._blocks[-1] = ThinkingBlock(text)
+                self.content[-1] = ThinkingBlock(text)
                 return [ContentBlockDelta(SignatureDelta(), index), ContentBlockStop(index)]
-            case ToolUseBlock(call_id, name) if is_whole:
-                self._blocks[-1] = ToolUseBlock(call_id, name, Raw(text.encode()))
-            case ToolUseBlock():
-                self._cut.add(index)
+            case ToolUseBlock(call_id, name):
+                self.content[-1] = ToolUseBlock(call_id, name, Raw(_input(text, is_whole=is_whole).encode()))
         return [ContentBlockStop(index)]
+
+
+def _input(text: str, *, is_whole: bool) -> str:
+    """The object that `text` is, or what its beginning tells."""
+    return text if is_whole else json.dumps(read_arguments(text) or {}, ensure_ascii=False)

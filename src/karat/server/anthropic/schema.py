@@ -41,7 +41,10 @@ class Caller(Struct, frozen=True):
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
-    """`input` is the JSON object that the model wrote, the same text as the deltas of a stream."""
+    """`input` is the JSON object that the model wrote, the same text as the deltas of a stream.
+
+    Of a use that was cut it is an object of what came: `read_arguments` of the deltas.
+    """
 
     id: str
     name: str
