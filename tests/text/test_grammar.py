@@ -16,6 +16,7 @@ from karat.models.opening import open_model
 from karat.request import StructuredOutputs
 from karat.text import Tokenizer
 from karat.text.grammar import Form, Grammar, GrammarCompiler
+from karat.text.tools.calling import Offer
 from karat.text.tools.grammar import CallGrammar, Tool
 from tests.engine.fakes import BYTES, END, piece_tokenizer
 
@@ -225,6 +226,26 @@ CONTRADICTIONS: dict[str, tuple[dict[str, object], str]] = {
     "patterns": ({"patternProperties": {"^a": {}, "b$": {"type": "null"}}}, "patternProperties: regexes"),
     "unknown": ({"contains": {}}, "contains: no grammar can keep to it"),
 }
+
+
+NULLABLE = """
+    minimum maximum exclusiveMinimum multipleOf minLength pattern format items minItems maxItems uniqueItems properties
+    required additionalProperties patternProperties propertyNames minProperties unevaluatedProperties enum type anyOf
+    oneOf allOf not if then else $ref $defs contains prefixItems dependentRequired dependentSchemas default
+""".split()
+
+
+def test_null_is_no_keyword() -> None:
+    compiler = GrammarCompiler(BYTES, 258)
+    for name in NULLABLE:
+        schema: dict[str, object] = {"type": "object", "properties": {"a": {"type": "integer"}}, name: None}
+        compiler.compile(StructuredOutputs(json=schema))
+        inside: dict[str, object] = {"properties": {"a": {"type": "string", name: None}}}
+        compiler.compile(StructuredOutputs(json=inside))
+        offer = Offer("f", schema)
+        for form in ("hermes", "qwen-xml", "pythonic"):
+            asked = CallGrammar(form=form, tools=(Tool("f", offer.bound()),), must_call=True, single=True)
+            compiler.compile(StructuredOutputs(tool_calls=asked.encoded()))
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

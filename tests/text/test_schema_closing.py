@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from karat.errors import RequestError
-from karat.text.schema_closing import closed
+from karat.text.schema_closing import closed, without_nulls
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
 SHUT = {**A, "additionalProperties": False}
@@ -29,10 +31,38 @@ SHUT = {**A, "additionalProperties": False}
         ),
         ({"enum": [A], "default": A}, {"enum": [A], "default": A}),
         ({**A, "properties": {"properties": A}}, {**SHUT, "properties": {"properties": SHUT}}),
+        ({**A, "additionalProperties": None, "minimum": None, "const": None}, {**SHUT, "const": None}),
     ],
 )
 def test_strict_closes_what_says_nothing_of_other_names(schema: Any, expected: Any) -> None:
     assert closed(schema) == expected
+
+
+KEYWORDS = st.sampled_from(["minimum", "maxLength", "pattern", "items", "anyOf", "enum", "format", "$ref", "title"])
+SCHEMAS = st.recursive(
+    st.sampled_from([{"type": "string"}, {"const": None}, {"enum": [None, {"a": None}]}, {"default": None}]),
+    lambda inner: st.one_of(
+        st.builds(lambda value: {"type": "object", "properties": {"minimum": value}, "not": value}, inner),
+        st.builds(lambda value: {"items": value, "anyOf": [value], "propertyNames": value}, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@given(SCHEMAS, st.data())
+def test_null_is_no_keyword(schema: Any, data: st.DataObject) -> None:
+    """Nulls at any depth of the schemas, and none of its values."""
+
+    def padded(schema: Any) -> Any:
+        made = dict(schema)
+        for name in ("properties", "anyOf", "items", "not", "propertyNames"):
+            if name == "properties" and name in schema:
+                made[name] = {key: padded(value) for key, value in schema[name].items()}
+            elif name in schema:
+                made[name] = [padded(each) for each in schema[name]] if name == "anyOf" else padded(schema[name])
+        return dict.fromkeys(data.draw(st.sets(KEYWORDS))) | made
+
+    assert without_nulls(padded(schema)) == schema
 
 
 def test_a_schema_that_is_nested_without_end_is_refused() -> None:

@@ -16,6 +16,7 @@ from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.text.grammar_source import MAX_REPEATS, check_repeats, in_lark
 from karat.text.json_lark import written
+from karat.text.schema_closing import without_nulls
 from karat.text.schema_rewriting import MAX_WHOLE, rewritten
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.grammar import WHITESPACE, CallGrammar, lark_of
@@ -298,7 +299,7 @@ def _schema(text: str) -> dict[str, Any]:
             )
         level = [inner for value in level for inner in _inner(value)]
         if not level:
-            return schema
+            return without_nulls(schema)
     raise RequestError(
         f"structured_outputs: json is nested over {MAX_DEPTH} levels; expected fewer; flatten it",
         param="structured_outputs",

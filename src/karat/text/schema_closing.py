@@ -1,4 +1,4 @@
-"""JSON Schemas whose objects have the names that they list, and no others; and the schemas within a schema."""
+"""JSON Schemas whose objects have the names that they list, and no others, or without nulls; schemas in a schema."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +12,8 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "unevaluatedProperties", "then", "else")
 _COMPOSING = ("allOf", "anyOf", "oneOf", "then", "else", "dependentSchemas")
+_CONDITIONS = ("not", "if", "contains", "propertyNames")  # schemas that no value of the answer is made of
+_NULL_IS_A_VALUE = ("const", "default")
 _SAYS_OF_NAMES = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
 
 
@@ -21,16 +23,38 @@ def closed(schema: Mapping[str, Any]) -> Schema:
     Parts of an allOf stay as they are, as does what stands beside one: together they would allow nothing.
     """
     kept: set[str] = set()
+    schema = without_nulls(schema)
     try:
         _find_parts(schema, kept)
         made = _closed(schema, kept, "#")
     except RecursionError as error:
-        raise RequestError(
-            "structured_outputs: json is nested too deeply; expected fewer levels; flatten it",
-            param="structured_outputs",
-        ) from error
+        raise _too_deep() from error
     assert isinstance(made, dict)
     return made
+
+
+def without_nulls(schema: Mapping[str, Any]) -> Schema:
+    """A schema without the keywords that are null, as clients write those that they do not use."""
+    try:
+        made = _without_nulls(schema)
+    except RecursionError as error:
+        raise _too_deep() from error
+    assert isinstance(made, dict)
+    return made
+
+
+def _without_nulls(schema: object) -> object:
+    if not isinstance(schema, Mapping):
+        return schema
+    said = {name: value for name, value in schema.items() if value is not None or name in _NULL_IS_A_VALUE}
+    made = with_inner(said, lambda _, value: _without_nulls(value))
+    return made | {name: _without_nulls(made[name]) for name in _CONDITIONS if name in made}
+
+
+def _too_deep() -> RequestError:
+    return RequestError(
+        "structured_outputs: json is nested too deeply; expected fewer levels; flatten it", param="structured_outputs"
+    )
 
 
 def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

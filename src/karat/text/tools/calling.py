@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
-from karat.text.schema_closing import closed
+from karat.text.schema_closing import closed, without_nulls
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.grammar import CallGrammar, Tool
 
@@ -30,7 +30,7 @@ class Offer:
     def bound(self) -> dict[str, Any]:
         """The schema that arguments keep to. Objects of a strict tool have no names but their properties."""
         given = self.parameters or {"properties": {}}
-        return closed(given) if self.strict else given
+        return closed(given) if self.strict else without_nulls(given)
 
     def kept_text(self) -> dict[str, str] | UnsetType:
         """The form of the argument, in a field of StructuredOutputs."""
