@@ -37,6 +37,14 @@ def refused(path: Path, error: type[Exception] = CheckpointError) -> str:
     return str(caught.value)
 
 
+def fault_of(path: Path) -> str:
+    """Why generation_config.json cannot be read."""
+    found = open_folder(path)
+    assert found.generation_config is None and isinstance(found.generation_fault, ConfigError)
+    assert str(found.generation_fault).startswith(str(path)) and str(found.generation_fault).isprintable()
+    return str(found.generation_fault)
+
+
 @pytest.mark.parametrize("build", [single, sharded])
 def test_opens(tmp_path: Path, build: Callable[[Path], Path]) -> None:
     path = build(tmp_path / "model")
@@ -81,11 +89,15 @@ class TestConfigs:
         (path / "config.json").unlink()
         assert "has no config.json" in refused(path, ConfigError)
 
-    @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-    def test_broken(self, tmp_path: Path, name: str) -> None:
+    def test_broken(self, tmp_path: Path) -> None:
         path = single(tmp_path)
-        (path / name).write_text('{"a": 1, "a": 2}')
-        assert f"{name}: the key 'a' comes twice" in refused(path, ConfigError)
+        (path / "config.json").write_text('{"a": 1, "a": 2}')
+        assert "config.json: the key 'a' comes twice" in refused(path, ConfigError)
+
+    def test_a_broken_generation_config_is_an_error_of_what_needs_it(self, tmp_path: Path) -> None:
+        path = single(tmp_path)
+        (path / "generation_config.json").write_text('{"a": 1, "a": 2}')
+        assert "generation_config.json: the key 'a' comes twice" in fault_of(path)
 
 
 class TestOtherFolders:
@@ -314,7 +326,7 @@ class TestLinks:
     def test_to_what_is_no_file(self, tmp_path: Path) -> None:
         path = single(tmp_path / "model")
         (path / "generation_config.json").symlink_to("/dev/zero")
-        assert "generation_config.json: is no regular file" in refused(path, ConfigError)
+        assert "generation_config.json: is no regular file" in fault_of(path)
 
     def test_dangling(self, tmp_path: Path) -> None:
         path = single(tmp_path)

@@ -1,10 +1,11 @@
 """Damaged index and configs beside intact weights: the same weights as before, or an error that names the file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from karat.checkpoint import open_folder
+from karat.checkpoint import Weight, open_folder
 from karat.errors import CheckpointError, ConfigError
 from tests.checkpoint.builders import f32, write_folder
 
@@ -24,17 +25,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 def is_refused(folder: Path, name: str) -> bool:
-    """Whether the folder is refused, which must be said of it, in one line; else its weights must be what they were."""
+    """Whether the folder or a file in it is refused, which must be said of it, in one line.
+
+    Of a folder that is opened, the weights must be what they were.
+    """
     refused: Exception | None = None
-    weights = {}
+    weights: Mapping[str, Weight] = {}
     try:
-        weights = open_folder(folder).weights
+        checkpoint = open_folder(folder)
+        weights, refused = checkpoint.weights, checkpoint.generation_fault
     except (CheckpointError, ConfigError) as error:
         refused = error
-    if refused is None:
+    if weights or refused is None:
         assert {key: weight.data.tobytes() for key, weight in weights.items()} == {
             key: data for key, (_, _, data) in TENSORS.items()
         }
+    if refused is None:
         return False
     assert str(refused).startswith(str(folder)) and str(refused).isprintable()
     assert isinstance(refused, CheckpointError) == (name == INDEX)

@@ -17,6 +17,7 @@ from karat.cli.bench import as_text
 from karat.ops.native import unavailable_reason
 from tests.cli.conftest import Karat
 from tests.cli.pseudo_terminal import PseudoTerminal
+from tests.engine.tiny import write_model
 
 QUICK = ("-n", "2", "--batch", "2", "--repeat", "2")
 
@@ -243,6 +244,8 @@ def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
         (("--shape", "tiny", "--plot", "a.png"), 2, "only SVG is drawn"),
         (("--shape", "tiny", "--tensor-parallel-size", "1"), 2, "--tensor-parallel-size 1: expected 2, 4 or 8"),
         (("--shape", "tiny", "--tensor-parallel-size", "8", *QUICK, "-p", "20"), 2, "this model works with 1, 2"),
+        (("--shape", "tiny", "--override", "rope_theta=1"), 2, "--shape tiny has no files"),
+        (("--peer", "transformers", "--override", "rope_theta=1"), 2, "--peer reads the model's files alone"),
         (("--shape", "tiny", "--peer", "vllm"), 2, "peer 'vllm' is not known"),
         (("/no/such/folder",), 4, "/no/such/folder"),
         (("--shape", "tiny", "--executor", "gpu"), 9, "gpu"),
@@ -254,6 +257,13 @@ def test_what_cannot_be_measured_is_said(args: tuple[str, ...], code: int, messa
     *progress, error = done.stderr.splitlines()
     assert error.startswith("karat: error: ") and message in error
     assert not any(line.startswith("karat:") for line in progress)
+
+
+def test_the_model_is_measured_as_it_was_said(karat_here: Karat, tmp_path: Path) -> None:
+    words = ("bench", str(write_model(tmp_path)), *QUICK, "-p", "200", "-q")
+    assert karat_here(*words, "--rope-scaling", "yarn", "--rope-factor", "2").returncode == 0
+    refused = karat_here(*words)
+    assert refused.returncode == 2 and "200" in refused.stderr
 
 
 def test_a_plot_that_cannot_be_written(karat_here: Karat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,8 @@ def test_errors_are_told_by_kind(karat: Karat, name: str) -> None:
     ("words", "said"),
     [
         ("m.gguf --url http://x", "both a model to serve and --url"),
+        ("--url http://x --template-arg a=1", "give --template-arg to that server"),
+        ("--peer a http://x --override rope_theta=1", "reads the model's files alone"),
         ("--url x", "no server's URL"),
         ("--concurrency 0", "--concurrency 0"),
         ("--rate 0", "--rate 0"),

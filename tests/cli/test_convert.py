@@ -146,7 +146,7 @@ def test_a_file_that_is_not_named_is_named_after_the_model(
         (tmp_path / model).symlink_to(embedded_model_path())
     monkeypatch.setattr("karat.checkpoint.resolve", lambda model, **_: model)
     seen: list[Path] = []
-    monkeypatch.setattr("karat.models.opening.open_model", lambda path: path)
+    monkeypatch.setattr("karat.models.opening.open_model", lambda path, _: path)
     monkeypatch.setattr("karat.convert.convert", lambda source, out, *_, **__: seen.append(out))
     karat_here("convert", model, "--quant", "q4_k_m", "-q")
     assert seen == [Path(f"{name}-Q4_K_M.gguf")]

@@ -2,16 +2,18 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from karat.cli.options import LoadOptions, typed
+from karat.cli.options import LoadOptions, OverrideOptions, typed
 from karat.errors import UsageError
+from karat.models.opening import open_model
 from karat.text import Tokenizer
 from tests.cli.conftest import Karat
+from tests.convert.folders import folder_of
 from tests.engine.tiny import write_model
 
 
@@ -61,6 +63,12 @@ def test_arguments_of_an_llm() -> None:
         "rope_factor": 4.0,
     }
     assert LoadOptions().given() == {}
+
+
+def test_the_words_of_a_command_line_for_another_command() -> None:
+    options = OverrideOptions(override=["a=1", "b=2"], rope_factor=4.0, chat_template=Path("a b.jinja"))
+    assert options.words() == shlex.split("--override a=1 --override b=2 --rope-factor 4.0 --chat-template 'a b.jinja'")
+    assert OverrideOptions().words() == []
 
 
 @pytest.fixture(scope="module")
@@ -113,18 +121,38 @@ def test_check_and_trace(model: Path, tmp_path: Path, karat_here: Karat) -> None
     assert (plain.returncode, said.returncode) == (0, 0)
 
 
+def test_what_convert_was_told_is_in_the_file(model: Path, tmp_path: Path, karat_here: Karat) -> None:
+    path = tmp_path / "a.gguf"
+    folder = folder_of(tmp_path / "model")
+    done = karat_here("convert", str(folder), str(path), "F32", *WORDS, "--chat-template", str(model / "shout.jinja"))
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(karat_here("inspect", str(path), "--json").stdout)
+    assert facts["overrides"] == {} and facts["config"]["rope"]["theta"] == 500000
+    assert facts["config"]["max_position_embeddings"] == 256
+    template = open_model(path).metadata.values["tokenizer.chat_template"]  # type: ignore[union-attr]
+    assert template == (model / "shout.jinja").read_text()
+
+
 @pytest.mark.parametrize(
-    "generation", [{"do_sample": True, "top_p": 2.0}, {"do_sample": True, "temperature": -1.0}, {"do_sample": 1}]
+    "generation",
+    [
+        '{"do_sample": true, "top_p": 2.0}',
+        '{"do_sample": true, "temperature": -1.0}',
+        '{"do_sample": 1}',
+        '{"do_sample": true,}',
+        "<html>",
+    ],
 )
 def test_generation_config_none_ignores_what_cannot_be_used(
-    generation: dict[str, Any], model: Path, tmp_path: Path, karat_here: Karat
+    generation: str, model: Path, tmp_path: Path, karat_here: Karat
 ) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
-    (folder / "generation_config.json").write_text(json.dumps(generation))
+    (folder / "generation_config.json").write_text(generation)
     words = ["run", str(folder), "hi", "--max-tokens", "2"]
-    refused = karat_here(*words)
-    assert refused.returncode == 3
-    assert "--generation-config none" in refused.stderr
-    assert karat_here(*words, "--generation-config", "none").returncode == 0
+    for command in (words, ["inspect", str(folder)]):
+        refused = karat_here(*command)
+        assert refused.returncode == 3
+        assert "--generation-config none" in refused.stderr
+        assert karat_here(*command, "--generation-config", "none").returncode == 0
     (tmp_path / "text.txt").write_text("abc abc")
     assert karat_here("perplexity", str(folder), str(tmp_path / "text.txt")).returncode == 0  # nothing is sampled

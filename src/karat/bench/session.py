@@ -20,6 +20,7 @@ from karat.bench.shapes import random_model, written
 from karat.bench.sides import KaratSide, Side
 from karat.bench.workloads import measure, plan
 from karat.checkpoint import ModelCheckpoint, Weight, requantized_type
+from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.weights import num_stored_bytes
 from karat.engine.llm import LLM
 from karat.kv.blocks import BLOCK_SIZE
@@ -40,7 +41,8 @@ class BenchOptions:
     `stored` says.
 
     Karat, the limits and the peer have `threads` threads each (None: one a physical core). With tensor_parallel_size,
-    that many ranks share the threads, and the peer is one process with all of them. `loading` goes to LLM as it is.
+    that many ranks share the threads, and the peer is one process with all of them. `overrides` are what the user says
+    of `model`. `loading` goes to LLM as it is.
     """
 
     model: Path | None = None
@@ -56,6 +58,7 @@ class BenchOptions:
     peer: str | None = None
     tensor_parallel_size: int = 1
     threads: int | None = None
+    overrides: Overrides = NO_OVERRIDES
     loading: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -121,7 +124,7 @@ class _Session:
             raise
 
     def _load(self, options: BenchOptions, progress: Callable[[str], None]) -> None:
-        checkpoint, tokenizer = _open(options.model, options.shape, options.stored, progress)
+        checkpoint, tokenizer = _open(options, progress)
         name = str(checkpoint.path)
         self.config = read_config(checkpoint.config)
         weights = find_weights(self.config, checkpoint)
@@ -207,7 +210,8 @@ def load_beside(
     *, model: str | None, shape: str | None, stored: str, quantize: str | None, peer: str, num_threads: int
 ) -> Peer:
     """A peer on the same weights. It runs in a process of its own, which opens or makes the weights once more."""
-    checkpoint, _ = _open(None if model is None else Path(model), shape, stored, lambda _: None)
+    options = BenchOptions(model=None if model is None else Path(model), shape=shape, stored=stored)
+    checkpoint, _ = _open(options, lambda _: None)
     config = read_config(checkpoint.config)
     weights = {weight.name: weight for weight in _each_once(find_weights(config, checkpoint))}
     return load_peer(
@@ -270,13 +274,11 @@ def _each_once(weights: Mapping[str, Weight]) -> Iterable[Weight]:
     return {weight.name: weight for weight in weights.values()}.values()
 
 
-def _open(
-    model: Path | None, shape: str | None, stored: str, progress: Callable[[str], None]
-) -> tuple[ModelCheckpoint, Tokenizer | None]:
+def _open(options: BenchOptions, progress: Callable[[str], None]) -> tuple[ModelCheckpoint, Tokenizer | None]:
     """The checkpoint, and its tokenizer unless the LLM reads that from a folder."""
-    if shape is None:
-        assert model is not None
-        return open_model(model), None
-    progress(f"making random weights: {shape}, {stored}")
-    made = random_model(shape, stored=stored)
+    if options.shape is None:
+        assert options.model is not None
+        return open_model(options.model, options.overrides), None
+    progress(f"making random weights: {options.shape}, {options.stored}")
+    made = random_model(options.shape, stored=options.stored)
     return made.checkpoint, made.tokenizer

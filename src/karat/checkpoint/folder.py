@@ -32,7 +32,8 @@ class FolderCheckpoint:
     """A Checkpoint: the folder as given, its two configs as written, and its memory-mapped weights.
 
     Of a folder with several models in it (karat.checkpoint.composite), `config` and `weights` are the text model's, and
-    `unused` has the other tensors. `config` is as the user's `overrides` leave it.
+    `unused` has the other tensors. `config` is as the user's `overrides` leave it. `generation_fault` says why there is
+    no `generation_config`, if a file of its name cannot be read: only what needs it fails.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class FolderCheckpoint:
     weights: Mapping[str, Weight]
     overrides: Overrides = NO_OVERRIDES
     unused: Unused = field(default_factory=dict)
+    generation_fault: ConfigError | None = None
 
     @property
     def generation_source(self) -> str:
@@ -62,8 +64,7 @@ def open_folder(
     """Opens and checks the model in the folder `path`. Reads the configs and headers, no weight.
 
     `composites` are the kinds of folders, by model_type, of which the text part is opened. Raises ConfigError for
-    config.json and generation_config.json, UsageError for overrides that do not fit the model, CheckpointError for
-    everything else.
+    config.json, UsageError for overrides that do not fit the model, CheckpointError for everything else.
     """
     try:
         if not path.is_dir():
@@ -73,7 +74,7 @@ def open_folder(
             raise ConfigError(
                 f"{path}: has no config.json, which says what model the weights are; download it beside them"
             )
-        generation_config = member(path, "generation_config.json")
+        generation, fault = _read_generation(path)
         config = read_json(config_file)
         weights = _read_shards(path, files) if files else read_safetensors(path / SINGLE)
         model_type = config.get("model_type")
@@ -82,15 +83,25 @@ def open_folder(
         checkpoint = FolderCheckpoint(
             path,
             overrides.of_config(text.config),
-            read_json(generation_config) if generation_config else None,
+            generation,
             text.weights,
             overrides,
             text.unused,
+            fault,
         )
         _check_num_layers(checkpoint)
         return checkpoint
     except OSError as fault:
         raise CheckpointError(f"{path}: cannot be read ({fault.strerror}); may you read it?") from fault
+
+
+def _read_generation(path: Path) -> tuple[dict[str, Any] | None, ConfigError | None]:
+    """generation_config.json, or why it cannot be read; neither if it is not there."""
+    file = member(path, "generation_config.json")
+    try:
+        return None if file is None else read_json(file), None
+    except ConfigError as fault:
+        return None, fault
 
 
 def _check_num_layers(checkpoint: FolderCheckpoint) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from karat.cli.bench_model import overrides_of
+from karat.cli.options import ModelOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import embedded_model_path
@@ -80,6 +82,8 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Draw the roofline into FILE, an .svg.", dir_okay=False)
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
+    *,
+    words: ModelOptions,
 ) -> None:
     """Measure prefill, decode, batched and long-context decode, each as a share of what the machine can do.
 
@@ -103,6 +107,7 @@ def bench(
             "measured against one process"
         )
     check_plot(plot)
+    overrides = overrides_of(words, shape=shape, peer=peer)
     from karat.bench.plot import roofline
     from karat.bench.session import BenchOptions, run_bench
     from karat.checkpoint import resolve
@@ -125,6 +130,7 @@ def bench(
         max_num_batched_tokens=max_num_batched_tokens,
         peer=peer,
         tensor_parallel_size=tensor_parallel_size or 1,
+        overrides=overrides,
         loading={name: value for name, value in loading.items() if value is not None},
     )
     progress = Progress(quiet=quiet, lines=True)

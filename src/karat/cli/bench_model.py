@@ -1,15 +1,29 @@
-"""Options of `karat bench serve` and `throughput` that say which model is measured."""
+"""Options of `karat bench` that say which model is measured."""
 
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from karat.cli.options import ModelOptions
 from karat.config import embedded_model_path
 from karat.errors import UsageError
+
+if TYPE_CHECKING:
+    from karat.checkpoint.overrides import Overrides
+
+
+def overrides_of(words: ModelOptions, *, shape: str | None, peer: object) -> "Overrides":
+    """What the user says of the model. UsageError where something else is measured that knows nothing of it."""
+    overrides = words.overrides()
+    if overrides.changes_model and shape is not None:
+        raise UsageError(f"--shape {shape} has no files that --override or --rope-scaling speaks of; leave one out")
+    if overrides.changes_model and peer is not None:
+        raise UsageError("--peer reads the model's files alone; leave out --override and --rope-scaling, or --peer")
+    return overrides
 
 
 @dataclass(frozen=True, slots=True)

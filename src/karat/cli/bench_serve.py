@@ -9,6 +9,7 @@ import typer
 from karat.cli.bench import check_plot, write_plot
 from karat.cli.bench_model import ShapeOptions
 from karat.cli.bench_serve_options import PromptOptions, TargetOptions, TrafficOptions
+from karat.cli.options import OverrideOptions
 from karat.cli.terminal import emit
 from karat.errors import UsageError
 
@@ -42,6 +43,7 @@ def bench_serve(
     targets: TargetOptions,
     traffic: TrafficOptions,
     prompts: PromptOptions,
+    words: OverrideOptions,
 ) -> None:
     """Measure a server of OpenAI's protocol under load: throughput, latencies, goodput, errors by kind.
 
@@ -58,7 +60,7 @@ def bench_serve(
     from karat.cli.bench_serve_session import measured
     from karat.cli.bench_serve_table import as_table
 
-    result = measured(model, shapes, targets, traffic, prompts, goodput or (), quiet=quiet)
+    result = measured(model, shapes, targets, traffic, prompts, words, goodput or (), quiet=quiet)
     emit(json.dumps(result, indent=2, ensure_ascii=False) + "\n" if as_json else as_table(result))
     if plot is not None:  # last, because it may still fail
         from karat.bench.load.plot import latency_plot

@@ -16,10 +16,12 @@ from karat.bench.load.servers import MeasuredServer, free_port, karat_command, l
 from karat.bench.load.session import SCHEMA, TrafficPlan, measure
 from karat.bench.load.summary import Goals
 from karat.checkpoint import resolve
+from karat.checkpoint.overrides import Overrides
 from karat.cli.bench import facts_of_now
-from karat.cli.bench_model import ShapeOptions
+from karat.cli.bench_model import ShapeOptions, overrides_of
 from karat.cli.bench_serve_options import DEFAULT_CONCURRENCY, PromptOptions, TargetOptions, TrafficOptions
 from karat.cli.load_progress import LoadProgress
+from karat.cli.options import OverrideOptions
 from karat.config import DEFAULT_ACTIVATIONS, Activations, embedded_model_path
 from karat.errors import UsageError
 from karat.machine.cores import num_physical_cores
@@ -37,6 +39,7 @@ def measured(
     targets: TargetOptions,
     traffic: TrafficOptions,
     prompts: PromptOptions,
+    words: OverrideOptions,
     goodput: Sequence[str],
     *,
     quiet: bool,
@@ -47,13 +50,16 @@ def measured(
     plan, shape, fields = traffic.plan(Goals.parse(goodput)), prompts.shape(), prompts.fields()
     seed = secrets.randbits(32) if prompts.seed is None else prompts.seed
     rng = np.random.default_rng(seed)
+    overrides = overrides_of(words, shape=shapes.shape, peer=targets.peer)
+    if targets.url is not None and words.words():
+        raise UsageError(f"--url {targets.url}: its model is loaded already; give {words.words()[0]} to that server")
     with ExitStack() as stack:
         path = None if targets.url is not None else shapes.path(model, stack, quiet=quiet)
         tokenizer_path = path if prompts.tokenizer is None else resolve(prompts.tokenizer, progress=not quiet)
         tokenizer = None if tokenizer_path is None else Tokenizer.of(open_model(tokenizer_path))
         supply = Supply(RandomText(rng, tokenizer, as_ids=not prompts.chat), shape, prompts.dataset)
         seq_tokens = -(-((supply.most_tokens or shape.most_tokens) + _SLACK) // 256) * 256
-        servers = [_first(targets, path, plan), *_second(targets, path, plan, seq_tokens)]
+        servers = [_first(targets, path, plan, words), *_second(targets, path, plan, seq_tokens)]
         for server in servers:
             stack.callback(server.close)
         names = [server.wait(wanted) for server, wanted in zip(servers, (targets.model_name, None), strict=False)]
@@ -76,7 +82,7 @@ def measured(
             {"name": server.name, "url": server.url, "model": name, "command": _shown(server.command)}
             for server, name in zip(servers, names, strict=True)
         ],
-        **_arithmetic(path, targets),
+        **_arithmetic(path, targets, overrides),
         "load": {
             "seed": seed,
             "chat": prompts.chat,
@@ -97,11 +103,11 @@ def measured(
     }
 
 
-def _arithmetic(path: Path | None, targets: TargetOptions) -> dict[str, Any]:
+def _arithmetic(path: Path | None, targets: TargetOptions, overrides: Overrides) -> dict[str, Any]:
     """What the linear layers of the Karat that was started here read, and its contract; None of a server elsewhere."""
     if path is None:
         return {"activations": None, "numeric_contract": None}
-    checkpoint = open_model(path)
+    checkpoint = open_model(path, overrides)
     weights = find_weights(read_config(checkpoint.config), checkpoint).values()
     types = {weight.dtype for weight in weights if len(weight.shape) > 1}
     asked = cast(Activations, targets.activations or DEFAULT_ACTIVATIONS)  # the server has checked it
@@ -122,12 +128,14 @@ def _num_seqs(plan: TrafficPlan) -> int:
     return max([load.concurrency or DEFAULT_CONCURRENCY for load in plan.loads])
 
 
-def _first(targets: TargetOptions, path: Path | None, plan: TrafficPlan) -> MeasuredServer:
+def _first(targets: TargetOptions, path: Path | None, plan: TrafficPlan, words: OverrideOptions) -> MeasuredServer:
     if path is None:
         assert targets.url is not None
         return MeasuredServer("server", targets.url, headers=_key(targets.api_key_file))
     port, threads = free_port(), targets.threads or num_physical_cores()
-    command = karat_command(str(path), port, num_seqs=_num_seqs(plan), threads=threads, activations=targets.activations)
+    activations = [] if targets.activations is None else ["--activations", targets.activations]
+    options = [*activations, *words.words()]
+    command = karat_command(str(path), port, num_seqs=_num_seqs(plan), threads=threads, options=options)
     return MeasuredServer("karat", f"http://127.0.0.1:{port}", headers={}, command=command)
 
 

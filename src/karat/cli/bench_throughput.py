@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from karat.cli.bench import facts_of_now
-from karat.cli.bench_model import ShapeOptions
+from karat.cli.bench_model import ShapeOptions, overrides_of
+from karat.cli.options import ModelOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import columns, emit, is_terminal
 from karat.errors import UsageError
@@ -48,6 +49,7 @@ def bench_throughput(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
     *,
     shapes: ShapeOptions,
+    words: ModelOptions,
 ) -> None:
     """Measure many prompts at once without a server: requests and tokens a second, in vLLM's words.
 
@@ -67,6 +69,7 @@ def bench_throughput(
             raise UsageError(f"{option} {value}: expected at least 1")
     if seed is not None and seed < 0:
         raise UsageError(f"--seed {seed}: expected at least 0")
+    overrides = overrides_of(words, shape=shapes.shape, peer=peer)
     import numpy as np
 
     import karat
@@ -98,7 +101,7 @@ def bench_throughput(
                 )
             other = throughput.BatchedBench(peer[1], path, shape.prompt_tokens.low, shape.answer_tokens.low)
             other.check()
-        source = RandomText(np.random.default_rng(drawn_seed), Tokenizer.of(open_model(path)), as_ids=True)
+        source = RandomText(np.random.default_rng(drawn_seed), Tokenizer.of(open_model(path, overrides)), as_ids=True)
         supply = Supply(source, shape, dataset)
         progress("loading the model")
         longest = supply.most_tokens or shape.most_tokens
@@ -111,6 +114,7 @@ def bench_throughput(
                 max_model_len=longest,
                 generation_config="none",
                 **chosen,
+                **words.said(),
             )
         )
         shows_bar = not quiet and is_terminal(sys.stderr)

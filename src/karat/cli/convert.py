@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from karat.cli.options import FileOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import bytes_text, columns, emit, note, require_folder_of
 from karat.errors import UsageError
@@ -49,11 +50,14 @@ def convert(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no report.")] = False,
+    *,
+    words: FileOptions,
 ) -> None:
     """Write a model as a GGUF file.
 
     Types such as Q4_K_M are llama.cpp's mixes: a larger type where an error costs more. The report says what became
-    of each tensor, and by how much its values changed. A failure leaves no file.
+    of each tensor, and by how much its values changed. What --override, --rope-scaling and --chat-template say becomes
+    part of the file; it has no place for --template-arg. A failure leaves no file.
     """
     from karat.checkpoint import resolve
     from karat.convert import MIXES
@@ -68,7 +72,7 @@ def convert(
     if out is None:
         out = Path(f"{_name_of(model, MIXES)}-{chosen.upper()}.gguf")
     require_folder_of(out)
-    source = open_model(resolve(model, progress=not quiet))
+    source = open_model(resolve(model, progress=not quiet), words.overrides())
     progress = Progress(quiet=quiet)
 
     def tell(report: "TensorReport", done: int, total: int) -> None:

@@ -6,17 +6,19 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from karat.cli.options import OverrideOptions
+from karat.cli.generation import NO_DEFAULTS
+from karat.cli.options import GenerationConfig, OverrideOptions
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
 from karat.errors import TemplateError
 
 if TYPE_CHECKING:
     from karat.checkpoint import ModelCheckpoint, Weight
+    from karat.engine.model_loading.llm_options import GenerationSource
     from karat.text import Tokenizer
 
 EXAMPLES = """
@@ -49,6 +51,7 @@ def inspect(
             metavar="N", help="Show also what each of N ranks would hold of every tensor.", show_default=False
         ),
     ] = None,
+    generation_config: GenerationConfig = None,
     *,
     words: OverrideOptions,
 ) -> None:
@@ -61,7 +64,7 @@ def inspect(
     from karat.models.opening import open_model
 
     checkpoint = open_model(resolve(model) if model is not None else embedded_model_path(), words.overrides())
-    facts = gather(checkpoint)
+    facts = gather(checkpoint, _source(generation_config))
     if tensor_parallel_size is not None:
         facts["ranks"] = ranks_of(checkpoint, tensor_parallel_size)
     emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else _as_text(facts, tensors))
@@ -69,7 +72,14 @@ def inspect(
         emit("\n" + ranks_text(facts["ranks"], tensors))
 
 
-def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
+def _source(text: str | None) -> "GenerationSource":
+    """Where default sampling comes from, as LLM has it. UsageError."""
+    from karat.engine.model_loading.llm_options import Options
+
+    return Options(generation_config=cast("GenerationSource", text or "auto")).generation_config
+
+
+def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -> dict[str, Any]:
     """All facts, for JSON. Raises the errors that running the model would raise before it loads weights."""
     from karat.models.registry import find_weights, read_config
 
@@ -102,7 +112,7 @@ def gather(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
             }
             for w in weights
         ],
-        "tokenizer": _tokenizer(checkpoint, config),
+        "tokenizer": _tokenizer(checkpoint, config, source),
         **_numbers({weight.dtype for weight in needed.values() if len(weight.shape) > 1}),
         "memory": _memory(config, num_parameters, sum(map(_held_bytes, needed.values()))),
         **_gguf_facts(checkpoint),
@@ -149,12 +159,12 @@ def _gguf_facts(checkpoint: "ModelCheckpoint") -> dict[str, Any]:
     return {"metadata": metadata}
 
 
-def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, Any]:
-    from karat.engine.model_loading.defaults import read_defaults, turn_end_ids
+def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig, source: "GenerationSource") -> dict[str, Any]:
+    from karat.engine.model_loading.defaults import defaults_of, turn_end_ids
     from karat.text import Tokenizer
 
     tokenizer = Tokenizer.of(checkpoint)
-    defaults = read_defaults(checkpoint.generation_config, config, tokenizer, checkpoint.generation_source)
+    defaults = defaults_of(checkpoint, config, tokenizer, source)
 
     def tokens(ids: Iterable[int]) -> dict[str, str]:
         return {str(id_): tokenizer.decode([id_], skip_special_tokens=False) for id_ in sorted(ids)}
@@ -167,7 +177,7 @@ def _tokenizer(checkpoint: "ModelCheckpoint", config: ModelConfig) -> dict[str, 
         "end_tokens": tokens(defaults.end_token_ids),
         "chat_end_tokens": tokens(defaults.end_token_ids | turn_end_ids(tokenizer)),
         **_chat_facts(tokenizer),
-        "sampling": defaults.notice,
+        "sampling": defaults.notice or NO_DEFAULTS,
         "notes": (*tokenizer.notes, *tokenizer.remarks),
     }
 

@@ -51,6 +51,12 @@ SanitizeControlTokens = Annotated[
 ]
 
 
+GenerationConfig = Annotated[
+    str | None,
+    option("Model", "SOURCE", "Default sampling: auto (default), what the model's files say; or none of it."),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
     """Options of every command, so that they may follow its name. `--debug` acts when it is parsed."""
@@ -59,8 +65,8 @@ class CommonOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class OverrideOptions:
-    """What the user says of the model, which wins over its files; None says nothing."""
+class ModelOptions:
+    """What the user says of the model itself, which wins over its files; None says nothing."""
 
     override: Annotated[
         list[str] | None,
@@ -72,30 +78,54 @@ class OverrideOptions:
     rope_factor: Annotated[
         float | None, option("Model", "X", "And how many times as far, such as 4, with --rope-scaling.")
     ] = None
-    chat_template: Annotated[
-        Path | None, option("Model", "FILE", "The chat template (Jinja), instead of the model's own.")
-    ] = None
-    template_arg: Annotated[
-        list[str] | None,
-        option("Model", "KEY=VALUE", "A variable for the chat template, as enable_thinking=false; repeatable."),
-    ] = None
 
     def said(self) -> dict[str, Any]:
         """Arguments for LLM, and for karat.checkpoint.overrides.said: only what was on the command line."""
-        arguments = {
-            "hf_overrides": _pairs("--override", self.override, typed),
-            "rope_scaling": self.rope_scaling,
-            "rope_factor": self.rope_factor,
-            "chat_template": self.chat_template,
-            "chat_template_kwargs": _pairs("--template-arg", self.template_arg, typed),
-        }
-        return {name: value for name, value in arguments.items() if value not in (None, {})}
+        return _given(
+            hf_overrides=_pairs("--override", self.override, typed),
+            rope_scaling=self.rope_scaling,
+            rope_factor=self.rope_factor,
+        )
 
     def overrides(self) -> "Overrides":
         """The same, for opening a model without LLM. Raises UsageError and TemplateError."""
         from karat.checkpoint.overrides import said
 
         return said(**self.said())
+
+
+@dataclass(frozen=True, slots=True)
+class FileOptions(ModelOptions):
+    """What a file can say of a model too: the chat template."""
+
+    chat_template: Annotated[
+        Path | None, option("Model", "FILE", "The chat template (Jinja), instead of the model's own.")
+    ] = None
+
+    def said(self) -> dict[str, Any]:
+        """As ModelOptions has it."""
+        return ModelOptions.said(self) | _given(chat_template=self.chat_template)
+
+
+@dataclass(frozen=True, slots=True)
+class OverrideOptions(FileOptions):
+    """And what is said of a model whenever it answers."""
+
+    template_arg: Annotated[
+        list[str] | None,
+        option("Model", "KEY=VALUE", "A variable for the chat template, as enable_thinking=false; repeatable."),
+    ] = None
+
+    def said(self) -> dict[str, Any]:
+        """As ModelOptions has it."""
+        arguments = _given(chat_template_kwargs=_pairs("--template-arg", self.template_arg, typed))
+        return FileOptions.said(self) | arguments
+
+    def words(self) -> list[str]:
+        """The words of the command line, for another command that has these options."""
+        options = ((f"--{name.replace('_', '-')}", value) for name, value in given_fields(self).items())
+        each = ((option, one) for option, value in options for one in (value if isinstance(value, list) else [value]))
+        return [word for option, value in each for word in (option, str(value))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +178,7 @@ class LoadOptions(ComputeOptions):
         int | None, option("Model", "N", "Room for prompt and answer, in tokens (default: what the model allows).")
     ] = None
 
-    generation_config: Annotated[
-        str | None,
-        option("Model", "SOURCE", "Default sampling: auto (default), what the model's files say; or none of it."),
-    ] = None
+    generation_config: GenerationConfig = None
     no_enable_prefix_caching: Annotated[
         bool | None,
         flag("Model", "--no-enable-prefix-caching", "Compute beginnings again that prompts share with earlier ones."),
@@ -217,6 +244,10 @@ class ServeOptions:
 
 
 _OVERRIDING = frozenset(field.name for field in fields(OverrideOptions))
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value not in (None, {})}
 
 
 def typed(text: str) -> Any:

@@ -21,8 +21,9 @@ from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
 from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
 from karat.convert.mix import TypeMix, type_of
+from karat.convert.restating import require_said, restated, with_template
 from karat.convert.tokenizer import tokenizer_pairs
-from karat.errors import NumericsError, UsageError
+from karat.errors import ConfigError, NumericsError, UsageError
 from karat.models.families import FAMILIES
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
@@ -73,9 +74,10 @@ def convert(
 
     `pure` gives all matrices the same type, except that rows that are no whole blocks keep their type. A quantised
     tensor is quantised again only with `requantize`. `progress` is called after each piece of a tensor, with the bytes
-    done and the bytes of all tensors. Raises the errors of opening and of writing, UsageError for a quantised source
-    without `requantize`, and NumericsError with the tensor's name for values that a type cannot hold. After an error
-    there is no file.
+    done and the bytes of all tensors. What the user says of `source` becomes part of the file; variables of the chat
+    template have no place in it. Raises the errors of opening and of writing, ConfigError for what GGUF cannot state,
+    UsageError for a quantised source without `requantize`, and NumericsError with the tensor's name for values that a
+    type cannot hold. After an error there is no file.
     """
     config = read_config(source.config)
     form = FAMILIES[config.model_type].gguf
@@ -107,11 +109,17 @@ def convert(
     if rope_of(config).rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
     pairs, warnings = _pairs(source, config)
+    pairs = with_template(pairs, source)
     is_quantised = any(report.dtype in FORMATS for report in reports)
     pairs.append(("general.file_type", scalar("UINT32", mix.file_type)))
     if is_quantised:
         pairs.append(("general.quantization_version", scalar("UINT32", 2)))
     write_gguf(path, pairs, tensors)
+    try:
+        require_said(path, source, config)
+    except ConfigError:
+        path.unlink()
+        raise
     return Conversion(reports, warnings)
 
 
@@ -278,8 +286,9 @@ def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[st
             arch = FAMILIES[config.model_type].gguf.architecture
             left_out |= {f"{arch}.block_count", f"{arch}.nextn_predict_layers"}
             pairs = [(f"{arch}.block_count", scalar("UINT32", config.num_layers))]
-        keys = [key for key in source.metadata.values if key not in left_out]
-        return [*((key, source.metadata.stored(key)) for key in keys), *pairs], unused
+        return [*(pair for pair in restated(source, config) if pair[0] not in left_out), *pairs], unused
+    if source.generation_fault is not None:
+        raise source.generation_fault
     pairs = model_pairs(config, source.path.resolve().name)
     of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config, source.generation_config)
     warnings += unused

@@ -75,7 +75,7 @@ def test_a_url_that_is_no_such_server(answer: object, said: str) -> None:
 
 
 def test_command_lines() -> None:
-    words = karat_command("m.gguf", 5, num_seqs=4, threads=2, activations="int8")
+    words = karat_command("m.gguf", 5, num_seqs=4, threads=2, options=["--activations", "int8"])
     assert "serve m.gguf --port 5 --quiet --activations int8 --threads 2" in " ".join(words)
     assert "serve m.gguf --port 5 --quiet --threads 2 --max-num-seqs 4" in " ".join(
         karat_command("m.gguf", 5, num_seqs=4, threads=2)

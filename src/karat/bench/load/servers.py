@@ -135,11 +135,9 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def karat_command(model: str, port: int, *, num_seqs: int, threads: int, activations: str | None = None) -> list[str]:
+def karat_command(model: str, port: int, *, num_seqs: int, threads: int, options: Sequence[str] = ()) -> list[str]:
     """`karat serve` of this Python."""
-    serve = [sys.executable, "-P", "-m", "karat", "serve", model, "--port", str(port), "--quiet"]
-    if activations is not None:
-        serve += ["--activations", activations]
+    serve = [sys.executable, "-P", "-m", "karat", "serve", model, "--port", str(port), "--quiet", *options]
     return [*serve, "--threads", str(threads), "--max-num-seqs", str(num_seqs)]
 
 

@@ -50,6 +50,10 @@ class GgufCheckpoint:
         """The name of the keys that `generation_config` comes from."""
         return "general.sampling"
 
+    @property
+    def generation_fault(self) -> None:
+        """Nothing: keys that cannot be read are an error of the file."""
+
 
 def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> GgufCheckpoint:
     """Opens and checks a GGUF model of one of the families in `forms` (by model_type).

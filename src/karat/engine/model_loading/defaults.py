@@ -13,6 +13,7 @@ it too.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from karat.checkpoint import ModelCheckpoint
 from karat.checkpoint.wording import listed
 from karat.config import ModelConfig
 from karat.engine.model_loading.llm_options import GenerationSource
@@ -88,6 +89,24 @@ class GenerationDefaults:
     params: SamplingParams
     end_token_ids: frozenset[int]
     notice: str | None
+
+
+def defaults_of(
+    checkpoint: ModelCheckpoint, config: ModelConfig, tokenizer: Tokenizer, source: GenerationSource = "auto"
+) -> GenerationDefaults:
+    """The defaults of a model. ConfigError for what it states and cannot be used, unless the source is "none".
+
+    Then the end tokens are those of config.json and of the tokenizer.
+    """
+    stated, where, fault = checkpoint.generation_config, checkpoint.generation_source, checkpoint.generation_fault
+    if fault is not None and source != "none":
+        raise ConfigError(f"{fault}; {_WITHOUT}") from fault
+    try:
+        return read_defaults(stated, config, tokenizer, where, source)
+    except ConfigError:
+        if source != "none":
+            raise
+        return read_defaults(None, config, tokenizer, where, source)
 
 
 def read_defaults(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from karat.checkpoint import ModelCheckpoint, resolve
 from karat.config import ModelConfig
-from karat.engine.model_loading.defaults import GenerationDefaults, read_defaults
+from karat.engine.model_loading.defaults import GenerationDefaults, defaults_of
 from karat.engine.model_loading.llm_options import GenerationSource
 from karat.models.opening import open_model
 from karat.text import Tokenizer
@@ -64,6 +64,4 @@ class TokenizerLoading:
             tokenizer = Tokenizer.of(open_model(path)) if path.is_file() else Tokenizer.from_folder(path)
         if self._tokenizer is not None:
             tokenizer = tokenizer.overridden(self._checkpoint.overrides)
-        checkpoint = self._checkpoint
-        where = checkpoint.generation_source
-        return tokenizer, read_defaults(checkpoint.generation_config, self._config, tokenizer, where, self._source)
+        return tokenizer, defaults_of(self._checkpoint, self._config, tokenizer, self._source)
