@@ -58,11 +58,19 @@ def cos_sin_table(rope: RopeConfig, *, head_dim: int, num_positions: int, dtype:
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
     """[head_dim / 2] float32: radians per position, scaling applied."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     with localcontext() as context:
         context.prec = _DIGITS
-        powers = [float(Decimal(rope.theta) ** Decimal(float(e))) for e in exponents]
-    wavelengths = np.array(powers).astype(np.float32)  # in positions per radian
+        powers = [float(Decimal(rope.theta) ** Decimal(float(e))) for e in exponents(head_dim)]
+    return scaled_frequencies(rope, np.array(powers).astype(np.float32))
+
+
+def exponents(head_dim: int) -> NDArray[np.float32]:
+    """[head_dim / 2]: the power of theta that each pair's wavelength is."""
+    return np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+
+
+def scaled_frequencies(rope: RopeConfig, wavelengths: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[head_dim / 2]: radians per position, scaling applied, of wavelengths in positions per radian."""
     one = np.float32(1)
     match rope.rope_type:
         case "default":
@@ -71,14 +79,14 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
             return one / wavelengths / np.float32(rope.factor)
         case "factors":
             # `karat check` also computes tables of a wrong head_dim: columns beyond the factors use the last one.
-            columns = np.minimum(np.arange(len(exponents)), len(rope.factors) - 1)
+            columns = np.minimum(np.arange(len(wavelengths)), len(rope.factors) - 1)
             return one / wavelengths / np.array(rope.factors, np.float32)[columns]
         case "llama3":
             return _llama3(one / wavelengths, rope)
         case "yarn":
             kept = one / wavelengths
             slowed = one / (np.float32(rope.factor) * wavelengths)
-            share = one - _yarn_ramp(rope, head_dim)
+            share = one - _yarn_ramp(rope, 2 * len(wavelengths))
             return slowed * (one - share) + kept * share
 
 

@@ -67,6 +67,19 @@ def test_a_base_is_found_however_often_and_which_way_a_head_is_turned(
     assert theta in bases
 
 
+@given(st.sampled_from(["default", "linear", "llama3", "yarn"]), st.integers(2000, 90_000), seeds)
+@settings(max_examples=examples(60), deadline=None)
+def test_a_base_of_five_digits_is_found_in_float32_beside_a_scaling(rope_type: RopeType, theta: int, seed: int) -> None:
+    """Of heads so short that the turn from one token to the next does not say the fifth digit."""
+    rope = RopeConfig(theta=1e6, rope_type=rope_type, factor=4.0, original_max_position_embeddings=128)
+    wrong = RopeConfig(theta=float(theta)) if rope_type == "default" else replace(rope, theta=float(theta))
+    node = Node("q_rope", "rope", ("q",), {"rope": rope})
+    x = np.random.default_rng(seed).standard_normal((24, 3, 8)).astype(np.float32)
+    context = _context(24)
+    got = evaluate(changed(node, {"rope": wrong}), [x], context, np.dtype(np.float32))
+    assert wrong in [v.edits["q_rope"].get("rope") for v in fits(node, [x], got, context)]
+
+
 @given(st.sampled_from(["linear", "llama3", "yarn"]), st.sampled_from([1.5, 3.0, 10.0, 24.0]), seeds)
 @settings(max_examples=30, deadline=None)
 def test_the_factor_of_a_scaling_is_found(rope_type: RopeType, factor: float, seed: int) -> None:

@@ -1,5 +1,6 @@
 """RoPE with other numbers, fitted to how far it turned each token: a shift or an end of positions, a base, a factor."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from karat.check.mistakes.rope import position_map
 from karat.check.model.context import Array, Context
 from karat.check.model.graph import Node
 from karat.config import RopeConfig
-from karat.ops.rope_table import inverse_frequencies
+from karat.ops.rope_table import exponents, scaled_frequencies
 
 _FEW_TOKENS = 64
 
@@ -43,10 +44,11 @@ def fits(
         if good.any():
             exponent = np.arange(half) / half
             theta = float(np.exp(np.median(-np.log(turn[good]) / exponent[good])))
-            theta = _refined(theta, angles, turned * positions, half)
-            yield from _rounded_theta(RopeConfig(theta=2.0), theta, rope)
+            plain = RopeConfig(theta=2.0)
+            yield from _rounded_theta(plain, _refined(plain, theta, angles, turned * positions), rope)
         if rope.rope_type != "default":
-            yield from _rounded_theta(rope, _searched(rope, turn, context), rope)
+            theta = _refined(rope, _searched(rope, turn), angles, turned * positions)
+            yield from _rounded_theta(rope, theta, rope)
         if rope.rope_type in ("linear", "llama3", "yarn"):
             yield from _other_factor(rope, turn, inputs[0], got)
 
@@ -100,11 +102,11 @@ def _rounded_theta(kind: RopeConfig, theta: float, right: RopeConfig) -> Iterato
             )
 
 
-def _searched(rope: RopeConfig, turn: NDArray[np.float64], context: Context) -> float:
+def _searched(rope: RopeConfig, turn: NDArray[np.float64]) -> float:
     """The base under which the scaled frequencies come closest to the turns."""
 
     def distance(log_theta: float) -> float:
-        frequencies = inverse_frequencies(replace(rope, theta=float(np.exp(log_theta))), 2 * len(turn))
+        frequencies = _frequencies(replace(rope, theta=float(np.exp(log_theta))), len(turn))
         return float(np.abs(np.log(np.maximum(turn, 1e-12) / frequencies)).sum())
 
     grid = np.linspace(np.log(50), np.log(2e7), 48)
@@ -122,7 +124,7 @@ def _other_factor(
     """The factor of a scaling under which the frequencies come closest to the turns, beside the length of q or k."""
 
     def distance(log_factor: float) -> float:
-        frequencies = inverse_frequencies(replace(rope, factor=float(np.exp(log_factor))), 2 * len(turn))
+        frequencies = _frequencies(replace(rope, factor=float(np.exp(log_factor))), len(turn))
         return float(np.abs(np.log(np.maximum(turn, 1e-12) / frequencies)).sum())
 
     grid = np.linspace(0, np.log(128), 29)
@@ -141,6 +143,12 @@ def _other_factor(
                 yield "rope-theta", f"{detail}, attention_factor {attention:g}", {"rope": other}
 
 
+def _frequencies(rope: RopeConfig, half: int) -> NDArray[np.float64]:
+    """The model's frequencies but for a float32's last bit, in a hundredth of the time."""
+    wavelengths = rope.theta ** exponents(2 * half).astype(np.float64)
+    return scaled_frequencies(rope, wavelengths.astype(np.float32)).astype(np.float64)
+
+
 def _angles(node: Node, x: Array, got: Array) -> NDArray[np.float64]:
     """How far each pair was turned, over all heads."""
     if node.mistakes.get("pairing") == "interleaved":
@@ -152,21 +160,24 @@ def _angles(node: Node, x: Array, got: Array) -> NDArray[np.float64]:
     return angles
 
 
-def _refined(theta: float, angles: NDArray[np.float64], positions: NDArray[np.int64], half: int) -> float:
-    """Follow the angle of each pair out to the last position, where it says most about the base."""
-    exponent = np.arange(half) / half
+def _refined(rope: RopeConfig, theta: float, angles: NDArray[np.float64], positions: NDArray[np.int64]) -> float:
+    """The base of such a RoPE, near `theta`: the angle of each pair is followed out to the last position, where it says
+    most about the base."""
     turns = positions - positions[0]  # from the first token on: a shift of all positions is another mistake
-    for reach in (4, 16, 64, 256, 1024):
+
+    def frequencies(theta: float) -> NDArray[np.float64]:
+        return _frequencies(replace(rope, theta=theta), angles.shape[1])
+
+    for reach in (4, 16, 64, 256, 1024, 1024):
         near = (turns > 0) & (turns <= reach)
         if not near.any():
             break
-        frequency = theta**-exponent
-        expected = turns[near][:, None] * frequency
-        missing = np.angle(np.exp(1j * (angles[near] - angles[0] - expected)))
-        # d(angle)/d(log theta) = -exponent * angle
-        slope = -exponent * expected
+        far = turns[near][:, None]
+        missing = np.angle(np.exp(1j * (angles[near] - angles[0] - far * frequencies(theta))))
+        step = 1e-4  # of log theta: longer than float32's roundings
+        slope = far * (frequencies(theta * math.exp(step)) - frequencies(theta * math.exp(-step))) / (2 * step)
         change = float((slope * missing).sum() / (slope * slope).sum()) if slope.any() else 0.0
         if not np.isfinite(change) or abs(change) > 0.5:
             break
-        theta *= float(np.exp(change))
+        theta *= math.exp(change)
     return theta
