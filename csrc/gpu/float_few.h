@@ -25,8 +25,10 @@ struct FloatFew {
 
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
-        const RowsOfBlock rows(a, cta.x(), static_cast<std::size_t>(a.columns) * Fmt::kBytes);
         const int first_token = cta.y() * kTokens, left = a.tokens - first_token;
+        const std::uint8_t* const weight = a.weight_of(first_token);  // of all tokens, or kTokens is 1
+        if (!weight) return;
+        const RowsOfBlock rows(a, weight, cta.x(), static_cast<std::size_t>(a.columns) * Fmt::kBytes);
         const int tokens = left < kTokens ? left : kTokens, chunks = pieces(a.columns, kColumns);
 
         const auto weights = cta.template shared<std::uint8_t>(kStages * kWeightsOfStage);
@@ -49,7 +51,8 @@ struct FloatFew {
                 for (int i = thread; i < tokens * kColumns; i += kThreads) {
                     const int token = i / kColumns, column = i % kColumns;
                     if (column >= count) continue;
-                    const std::size_t from = static_cast<std::size_t>(first_token + token) * a.columns + first + column;
+                    const std::size_t row = static_cast<std::size_t>(a.x_row(first_token + token));
+                    const std::size_t from = row * a.columns + first + column;
                     staged_x.set(stage * kXOfStage + i, value_at<float>(x + from));
                 }
             });

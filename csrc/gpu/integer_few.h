@@ -41,8 +41,10 @@ struct IntegerFew {
 
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
-        const RowsOfBlock rows(a, cta.x(), static_cast<std::size_t>(a.columns / Fmt::kColumns) * Fmt::kBytes);
         const int first_token = cta.y() * kTokens, left = a.tokens - first_token;
+        const std::uint8_t* const weight = a.weight_of(first_token);  // of all tokens, or kTokens is 1
+        if (!weight) return;
+        const RowsOfBlock rows(a, weight, cta.x(), static_cast<std::size_t>(a.columns / Fmt::kColumns) * Fmt::kBytes);
         const int tokens = left < kTokens ? left : kTokens;
         const int blocks = a.columns / kColumnsOfBlock, chunks = pieces(blocks, kSteps);
 
@@ -61,7 +63,8 @@ struct IntegerFew {
                     const int piece = i % kPieces, step = i / kPieces % kSteps, token = i / kPieces / kSteps;
                     const int block = chunk * kSteps + step;
                     if (block >= blocks || token >= tokens) continue;
-                    const std::size_t from = place_of_block<kBytes>(digits_rows, a.columns, first_token + token, block);
+                    const std::size_t from =
+                        place_of_block<kBytes>(digits_rows, a.columns, a.x_row(first_token + token), block);
                     cta.copy16(staged, digits_at(chunk, token, step) + 16 * piece, digits + from + 16 * piece);
                 }
             });

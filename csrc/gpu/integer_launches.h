@@ -17,7 +17,8 @@ template <int kDigits>
 void integer_linear_of(Device& device, Format format, const LinearShape& shape, const std::uint8_t* digits,
                        int digits_rows) {
     const auto with = [&]<class Fmt>() {
-        if (shape.tokens == 1) launch(device, IntegerFew<Fmt, kDigits, 1>{shape, digits, digits_rows});
+        if (shape.tokens == 1 || shape.chosen.matrices)
+            launch(device, IntegerFew<Fmt, kDigits, 1>{shape, digits, digits_rows});
         else launch(device, IntegerFew<Fmt, kDigits, 4>{shape, digits, digits_rows});
     };
     switch (format) {

@@ -4,6 +4,7 @@
 #include "gpu/digits.h"
 #include "gpu/elementwise.h"
 #include "gpu/embedding.h"
+#include "gpu/experts.h"
 #include "gpu/float_few.h"
 #include "gpu/integer_launches.h"
 
@@ -57,7 +58,7 @@ void integer_linear(Device& device, Format format, Activations activations, cons
 
 void float_linear(Device& device, Format format, const LinearShape& shape, const float* x) {
     with_floats(format, [&]<class Fmt>() {
-        if (shape.tokens == 1) launch(device, FloatFew<Fmt, 1>{shape, x});
+        if (shape.tokens == 1 || shape.chosen.matrices) launch(device, FloatFew<Fmt, 1>{shape, x});
         else launch(device, FloatFew<Fmt, 8>{shape, x});
     });
 }
@@ -94,6 +95,14 @@ void scale(Device& device, const float* x, float factor, int count, float* out) 
 void rope(Device& device, const float* x, const std::int32_t* positions, const float* cos, const float* sin, int tokens,
           int heads, int head_dim, float* out) {
     for_each(device, tokens * heads * (head_dim / 2), Rope{x, positions, cos, sin, out, heads, head_dim / 2});
+}
+
+void route(Device& device, const float* logits, int rows, int experts, int chosen, bool renormalised, std::int32_t* ids,
+           float* weights) {
+    for_each(device, rows, RouteRow{logits, experts, chosen, renormalised, ids, weights});
+}
+void sum_of_experts(Device& device, const ExpertsShape& shape) {
+    for_each(device, shape.rows * shape.columns, SumOfExperts{shape});
 }
 
 std::int32_t kv_write(Device& device, const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,

@@ -7,6 +7,7 @@ namespace karat::gpu {
 
 struct AttentionShape;
 struct Device;
+struct ExpertsShape;
 struct LinearShape;
 
 // Rows of x [rows, columns] as digits (contract/activations.h).
@@ -30,6 +31,11 @@ void add(Device& device, const float* x, const float* y, int count, float* out);
 void scale(Device& device, const float* x, float factor, int count, float* out);
 void rope(Device& device, const float* x, const std::int32_t* positions, const float* cos, const float* sin, int tokens,
           int heads, int head_dim, float* out);
+
+// The experts of each row of logits [rows, experts]: ids and weights [rows, chosen].
+void route(Device& device, const float* logits, int rows, int experts, int chosen, bool renormalised, std::int32_t* ids,
+           float* weights);
+void sum_of_experts(Device& device, const ExpertsShape& shape);
 
 // Returns the index of the first number (over k, then v) that is finite and becomes infinite, or -1.
 std::int32_t kv_write(Device& device, const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,

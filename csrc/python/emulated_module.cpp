@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gpu/attention.h"
+#include "gpu/experts.h"
 #include "gpu/launches.h"
 #include "gpu/panels.h"
 #include "python/gil.h"
@@ -75,7 +76,7 @@ public:
     int rows() const { return static_cast<int>(matrix_.rows); }
     int columns() const { return static_cast<int>(matrix_.columns); }
     gpu::LinearShape shape(int tokens, float* out) const {
-        return {matrix_.data, rows(), columns(), tokens, out, nullptr, nullptr, 1, {columns()}};
+        return {matrix_.data, rows(), columns(), tokens, out, nullptr, nullptr, 1, {columns()}, {}};
     }
     std::size_t stored_bytes() const {
         return matrix_.rows * (matrix_.columns / matrix_.info().block_columns) * matrix_.info().block_bytes;
@@ -132,14 +133,9 @@ public:
             require(leaves[i] >= (i ? leaves[i - 1] : 0) && leaves[i] % step == 0, "leaves");
             shape.leaf_ends[i] = leaves[i];
         }
-        const GilReleased released;
-        if (!matrix.matrix().in_blocks()) return gpu::float_linear(device_, format, shape, x.data());
         require(activations >= 1 && activations <= 3, "activations");
-        const auto width = static_cast<Activations>(activations);
-        std::vector<gpu::U4> digits(x.size() / kDigitColumns * kDigitBlockBytes[activations] / sizeof(gpu::U4));
-        auto* const bytes = reinterpret_cast<std::uint8_t*>(digits.data());
-        gpu::quantise(device_, width, x.data(), shape.tokens, shape.columns, bytes);
-        gpu::integer_linear(device_, format, width, shape, bytes, shape.tokens);
+        const GilReleased released;
+        multiply(format, shape, x.data(), shape.tokens, activations);
     }
 
     void embedding(const DeviceMatrix& table, In<std::int32_t> ids, Out<float> out) {
@@ -181,6 +177,59 @@ public:
         require_below(positions, static_cast<int>(cos.shape(0)), "positions");
         gpu::rope(device_, x.data(), positions.data(), cos.data(), sin.data(), static_cast<int>(x.shape(0)),
                   static_cast<int>(x.shape(1)), static_cast<int>(x.shape(2)), out.data());
+    }
+
+    void route(In<float> logits, bool renormalised, Out<std::int32_t> ids, Out<float> weights) {
+        require(logits.ndim() == 2 && ids.ndim() == 2 && ids.shape(0) == logits.shape(0), "logits");
+        require(ids.shape(1) >= 1 && ids.shape(1) <= logits.shape(1) && weights.size() == ids.size(), "ids");
+        gpu::route(device_, logits.data(), static_cast<int>(logits.shape(0)), static_cast<int>(logits.shape(1)),
+                   static_cast<int>(ids.shape(1)), renormalised, ids.data(), weights.data());
+    }
+
+    // Matrices of one role have one type and one shape; leaves are ends among them.
+    void experts(In<float> x, In<std::int32_t> ids, In<float> weights, const std::vector<const DeviceMatrix*>& gates,
+                 const std::vector<const DeviceMatrix*>& ups, const std::vector<const DeviceMatrix*>& downs, int first,
+                 const std::vector<int>& leaves, int activations, Out<float> out) {
+        const std::size_t count = gates.size(), inner = gates.empty() ? 0 : gates[0]->matrix().rows;
+        require(x.ndim() == 2 && ids.ndim() == 2 && ids.shape(0) == x.shape(0) && weights.size() == ids.size(), "x");
+        require(count > 0 && ups.size() == count && downs.size() == count && out.size() == x.size(), "experts");
+        for (std::size_t i = 0; i < count; ++i) {
+            for (const DeviceMatrix* into : {gates[i], ups[i]})
+                require(into->matrix().rows == inner && into->matrix().columns == x.shape(1), "gates and ups");
+            require(downs[i]->matrix().rows == x.shape(1) && downs[i]->matrix().columns == inner, "downs");
+        }
+        const std::size_t num_leaves = leaves.size();
+        require(num_leaves >= 1 && num_leaves <= kMaxLeaves && (num_leaves & (num_leaves - 1)) == 0, "leaves");
+        require(activations >= 1 && activations <= 3, "activations");
+        const GilReleased released;
+        const int rows = static_cast<int>(x.shape(0)), per_row = static_cast<int>(ids.shape(1)), pairs = rows * per_row;
+        const auto of_pairs = [&](std::size_t n) { return std::vector<float>(n * ids.size(), __builtin_nanf("")); };
+        std::vector<float> gate = of_pairs(inner), up = of_pairs(inner), down = of_pairs(x.shape(1));
+        const auto product = [&](const std::vector<const DeviceMatrix*>& matrices, const float* from, int from_rows,
+                                 int of_row, std::vector<float>& to) {
+            std::vector<const std::uint8_t*> at;
+            for (const DeviceMatrix* matrix : matrices) {
+                require(matrix->matrix().format == matrices[0]->matrix().format, "experts of one type");
+                at.push_back(matrix->matrix().data);
+            }
+            gpu::LinearShape shape = matrices[0]->shape(pairs, to.data());
+            shape.chosen = {at.data(), ids.data(), first, static_cast<int>(count), of_row};
+            multiply(matrices[0]->matrix().format, shape, from, from_rows, activations);
+        };
+        product(gates, x.data(), rows, per_row, gate);
+        product(ups, x.data(), rows, per_row, up);
+        gpu::silu_mul(device_, gate.data(), up.data(), static_cast<int>(gate.size()), gate.data());
+        product(downs, gate.data(), pairs, 1, down);
+        gpu::ExpertsShape shape{{nullptr, ids.data(), first, static_cast<int>(count), per_row},
+                                rows,
+                                static_cast<int>(x.shape(1)),
+                                down.data(),
+                                weights.data(),
+                                static_cast<int>(num_leaves),
+                                {},
+                                out.data()};
+        std::copy(leaves.begin(), leaves.end(), shape.leaf_ends);
+        gpu::sum_of_experts(device_, shape);
     }
 
     // The index of the first number (over k, then v) that is finite and does not fit the cache's type, or -1.
@@ -232,6 +281,17 @@ public:
 
 private:
     gpu::Device device_;
+
+    // The layer of `shape`; x is of x_rows rows.
+    void multiply(Format format, const gpu::LinearShape& shape, const float* x, int x_rows, int activations) {
+        if (kFormats[static_cast<int>(format)].block_columns == 1) return gpu::float_linear(device_, format, shape, x);
+        const auto width = static_cast<Activations>(activations);
+        const std::size_t blocks = static_cast<std::size_t>(x_rows) * shape.columns / kDigitColumns;
+        std::vector<gpu::U4> digits(blocks * kDigitBlockBytes[activations] / sizeof(gpu::U4));
+        auto* const bytes = reinterpret_cast<std::uint8_t*>(digits.data());
+        gpu::quantise(device_, width, x, x_rows, shape.columns, bytes);
+        gpu::integer_linear(device_, format, width, shape, bytes, x_rows);
+    }
 
     static void require_below(const In<std::int32_t>& numbers, int end, const char* what) {
         for (std::size_t i = 0; i < numbers.size(); ++i)
@@ -285,6 +345,9 @@ NB_MODULE(_emulated, m) {
         .def("add", &D::add, "x"_a, "y"_a, "out"_a)
         .def("scale", &D::scale, "x"_a, "factor"_a, "out"_a)
         .def("rope", &D::rope, "x"_a, "positions"_a, "cos"_a, "sin"_a, "out"_a)
+        .def("route", &D::route, "logits"_a, "renormalised"_a, "ids"_a, "weights"_a)
+        .def("experts", &D::experts, "x"_a, "ids"_a, "weights"_a, "gates"_a, "ups"_a, "downs"_a, "first"_a, "leaves"_a,
+             "activations"_a, "out"_a)
         .def("kv_write", &D::kv_write, "k"_a, "v"_a, "cache"_a, "slots"_a)
         .def("attention", &D::attention, "q"_a, "cache"_a, "positions"_a, "query_starts"_a, "block_tables"_a,
              "block_size"_a, "group_heads"_a, "first_head"_a, "scale"_a, "window"_a, "scores"_a.none(), "score_seq"_a,

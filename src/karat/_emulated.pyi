@@ -70,6 +70,26 @@ class Device:
         sin: NDArray[numpy.float32],
         out: NDArray[numpy.float32],
     ) -> None: ...
+    def route(
+        self,
+        logits: NDArray[numpy.float32],
+        renormalised: bool,
+        ids: NDArray[numpy.int32],
+        weights: NDArray[numpy.float32],
+    ) -> None: ...
+    def experts(
+        self,
+        x: NDArray[numpy.float32],
+        ids: NDArray[numpy.int32],
+        weights: NDArray[numpy.float32],
+        gates: Sequence[DeviceMatrix],
+        ups: Sequence[DeviceMatrix],
+        downs: Sequence[DeviceMatrix],
+        first: int,
+        leaves: Sequence[int],
+        activations: int,
+        out: NDArray[numpy.float32],
+    ) -> None: ...
     def kv_write(
         self, k: NDArray[numpy.float32], v: NDArray[numpy.float32], cache: DeviceCache, slots: NDArray[numpy.int32]
     ) -> int: ...

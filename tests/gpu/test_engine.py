@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from karat import LLM, SamplingParams
 from karat.check.session.same_bits import invariance_of
+from karat.errors import ExecutorError
 from karat.models.opening import open_model
 from karat.ops.device import missing
 from karat.ops.native import unavailable_reason
+from tests.convert.folders import FAMILIES, folder_of
 from tests.engine.tiny import write_model
+from tests.support.seed import SEED
 
 if reason := unavailable_reason() or missing("cuda-emulated"):
     pytest.skip(f"no emulated GPU: {reason}", allow_module_level=True)
@@ -37,3 +41,20 @@ def test_same_bits_on_the_cpu_and_on_both(tmp_path: Path) -> None:
     rows = list(invariance_of(open_model(folder), num_tokens=9, options={"device": "cuda-emulated"}))
     assert [row.setting.name for row in rows[-2:]] == ["on the CPU", "1 of 2 layers on the CPU"]
     assert all(row.is_right for row in rows)
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", int(SEED), **FAMILIES[family])
+    given = {"max_model_len": 32, "quantize": "q4_0"}
+    try:
+        logits = [
+            LLM(folder, device=device, **given).logits(list(range(5, 17)))  # type: ignore[arg-type]
+            for device in ("cuda-emulated", "cpu")
+        ]
+    except ExecutorError as error:
+        if "the cuda-emulated executor has no kernels for" not in str(error):
+            raise
+        pytest.skip(str(error))
+    np.testing.assert_array_equal(*(each.view(np.uint32) for each in logits))

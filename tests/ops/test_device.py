@@ -23,10 +23,12 @@ from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.quant import CODINGS, FORMATS
+from karat.ranks.group import Share
 from tests.support.activations import rows_of_all_kinds
 from tests.support.drawn import some
 from tests.support.integer_digests import NAMES, digest, stated
 from tests.support.seed import SEED
+from tests.support.thread_group import ThreadGroup, on_all_ranks
 from tests.support.weights import random_blocks
 
 if reason := unavailable_reason() or missing("cuda-emulated"):
@@ -139,12 +141,14 @@ def test_ops_on_elements_and_rows() -> None:
         x, y = values(rng, rows, n), values(rng, rows, n)
         gates, heads = values(rng, rows, 2), values(rng, rows, 3, n)
         weight, eps = vector(rng.standard_normal(n).astype(np.float32)), float(rng.choice([1e-5, 1e-6]))
+        whole = vector(rng.standard_normal(3 * n).astype(np.float32))  # a norm over all heads
         batch = plain(rng.integers(0, 9, rows).tolist())
         rope = RopeConfig(theta=10000.0)
         with np.errstate(all="ignore"):
             results = [
                 (
                     ops.rms_norm(x, ops.load(weight), eps, name="op"),
+                    ops.rms_norm(heads, ops.load(whole), eps, name="op"),
                     ops.silu_mul(x, y, name="op"),
                     ops.sigmoid_mul(x, gates, name="op"),
                     ops.sigmoid_mul(x, y, name="op"),
@@ -254,10 +258,83 @@ def test_weights_are_read_back_as_they_were_stored() -> None:
         np.testing.assert_array_equal(held.data, weight.stored)
 
 
-def test_an_op_without_kernels_is_an_error_that_names_it() -> None:
-    ops = both()[1]
-    with pytest.raises(ExecutorError, match=r"^Route: the cuda-emulated executor has no kernels for this op yet$"):
-        ops.route(np.ones((1, 4), np.float32), num_chosen=2, renormalised=True, names=("ids", "weights"))
+@pytest.mark.parametrize("renormalised", [True, False])
+def test_routes(renormalised: bool) -> None:
+    """Of logits of every kind: the largest first, of equal ones the smaller id, NaN last."""
+    rng = rng_of(renormalised)
+    for _ in range(4):
+        experts = int(rng.integers(1, 40))
+        logits = rng.integers(-4, 4, (5, experts)).astype(np.float32) * np.float32(0.7)
+        logits[0, rng.integers(0, experts)] = rng.choice([np.nan, np.inf, -np.inf, -0.0])
+        chosen = int(rng.integers(1, experts + 1))
+        with np.errstate(all="ignore"):
+            (want, want_weights), (got, got_weights) = (
+                ops.route(logits, num_chosen=chosen, renormalised=renormalised, names=("ids", "weights"))
+                for ops in both()
+            )
+        np.testing.assert_array_equal(got, want)
+        assert_same_bits(got_weights, want_weights)
+
+
+@pytest.mark.drawn(1, each=("width",))
+@pytest.mark.parametrize("width", NAMES)
+@pytest.mark.parametrize("stored", [("Q4_0", "Q8_0"), ("F16", "Q4_1"), ("Q5_0", "BF16")])
+def test_experts(stored: tuple[str, str], width: Activations) -> None:
+    """One row and several, of a rank that has some of the experts, in one leaf and eight."""
+    rng = rng_of(stored, width)
+    hidden, inner, count, first, chosen = 64, 96, int(rng.integers(1, 9)), int(rng.integers(0, 3)), 3
+    shapes = [(stored[0], inner, hidden), (stored[0], inner, hidden), (stored[1], hidden, inner)]
+    weights = [[random_blocks(*shape, rng) for _ in range(count)] for shape in shapes]
+    ids = np.array([rng.permutation(count + 4)[:chosen] for _ in range(5)], np.int32)
+    x, by = rng.standard_normal((5, hidden)).astype(np.float32), rng.random((5, chosen)).astype(np.float32)
+    ends = tuple(min(count, leaf) for leaf in range(1, 9))
+    for leaves in ((count,), (*ends[:-1], count)):
+        for rows in (1, 5):
+            want, got = (
+                ops.experts(
+                    x[:rows],
+                    ids[:rows],
+                    by[:rows],
+                    *(tuple(map(ops.load, role)) for role in weights),
+                    leaves=leaves,
+                    first=first,
+                    name="op",
+                )
+                for ops in both(width)
+            )
+            assert_same_bits(got, want, f"{rows} rows, {len(leaves)} leaves")
+
+
+def test_ranks_exchange_by_way_of_the_host() -> None:
+    """A sum over two ranks with a bias, columns side by side, and rows of a table that both have a part of."""
+    rng = rng_of()
+    columns, x = 128, rng.standard_normal((3, 128)).astype(np.float32)
+    halves = [random_blocks("Q4_0", 40, columns // 2, rng) for _ in range(2)]
+    tables = [random_blocks("Q8_0", rows, 64, rng) for rows in (20, 30)]
+    bias = vector(rng.standard_normal(40).astype(np.float32))
+
+    def work(group: ThreadGroup) -> list[F32]:
+        rank, made = group.rank, []
+        for ops in both():
+            own = np.ascontiguousarray(x[:, rank * 64 :][:, :64])
+            given = {"leaves": (32, 64), "group": group, "name": "op"}
+            made.append(ops.linear(own, ops.load(halves[rank]), ops.load(bias), **given))
+            made.append(ops.gather_columns(own, Share(group, (64, 128)), name="op"))
+            share = Share(group, (20, 50))
+            made.append(ops.embedding(plain([0, 19, 20, 49]), ops.load(tables[rank]), share=share, name="op"))
+        return made
+
+    for made in on_all_ranks(2, work):
+        for want, got in zip(made[:3], made[3:], strict=True):
+            assert_same_bits(got, want)
+
+
+def test_what_has_no_kernels_is_named() -> None:
+    ops, rng = both()[1], rng_of()
+    x, ids, by = np.ones((1, 32), np.float32), np.zeros((1, 1), np.int32), np.ones((1, 1), np.float32)
+    into = tuple(ops.load(random_blocks(stored, 32, 32, rng)) for stored in ("Q4_0", "Q8_0"))
+    with pytest.raises(ExecutorError, match=r"^op: experts in Q4_0 and Q8_0: a GPU's kernels read one type a role$"):
+        ops.experts(x, ids, by, into, into, into, leaves=(2,), name="op")
 
 
 def test_without_the_module_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ F32 = NDArray[np.float32]
 _CACHE_TYPES: tuple[FloatName, ...] = ("float32", "float16", "bfloat16")  # CacheType in csrc/contract/kernels.h
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")  # in the name of a weight
 
+_WITHOUT_KERNELS = {api.PagedAttention: ("sinks",), api.Experts: ("biases", "clamp")}  # arguments of ops
+
 # By executor: its module, what the module is, and how to get it.
 _MODULES = {
     "cuda": (
@@ -185,6 +187,10 @@ class DeviceOps(NativeOps):
     def _run(self, op: Op[Any], scores: F32 | None = None, score_seq: int = 0) -> Any:
         if _is_native(_held_by(op)):
             return super()._run(op, scores, score_seq)
+        for part in _WITHOUT_KERNELS.get(type(op), ()):
+            if getattr(op, part, None) is not None:
+                name = getattr(op, "name", type(op).__name__)
+                raise ExecutorError(f"{name}: the {self.executor} executor has no kernels for {part} yet")
         if isinstance(op, api.PagedAttention):
             return _paged_attention(self, op, scores, score_seq)
         function = _FUNCTIONS.get(type(op))
@@ -258,7 +264,8 @@ def _embedding(ops: DeviceOps, op: api.Embedding) -> F32:
 
 def _rms_norm(ops: DeviceOps, op: api.RmsNorm) -> F32:
     x = _array(op.x)
-    require(x.shape[-1:] == op.weight.shape, op.name, f"weight {op.weight.shape} for rows of {x.shape[-1]}")
+    fits = len(op.weight) in (x.shape[-1], prod(x.shape[1:]))
+    require(fits, op.name, f"a weight of {len(op.weight)} for rows of {x.shape[-1]}")
     out = np.empty_like(x)
     ops.device.rms_norm(x, op.weight, op.eps, out)
     return out
@@ -363,6 +370,28 @@ def _paged_attention(ops: DeviceOps, op: api.PagedAttention, scores: F32 | None,
     return out.reshape(len(q), -1)
 
 
+def _route(ops: DeviceOps, op: api.Route) -> tuple[NDArray[np.int32], F32]:
+    logits = _array(op.logits)
+    experts = logits.shape[-1]
+    require(1 <= op.num_chosen <= experts, op.names[0], f"{op.num_chosen} chosen of {experts} experts")
+    ids = np.empty((len(logits), op.num_chosen), np.int32)
+    weights = np.empty(ids.shape, np.float32)
+    ops.device.route(logits, op.renormalised, ids, weights)
+    return ids, weights
+
+
+def _experts(ops: DeviceOps, op: api.Experts) -> F32:
+    for role in (op.gates, op.ups, op.downs):
+        types = sorted({each.format for each in role})
+        require(len(types) == 1, op.name, f"experts in {' and '.join(types)}: a GPU's kernels read one type a role")
+    x = _array(op.x)
+    out = np.empty_like(x)
+    width = list(WIDTHS).index(ops.activations) + 1
+    given = (x, np.ascontiguousarray(op.ids), _array(op.weights))
+    ops.device.experts(*given, list(op.gates), list(op.ups), list(op.downs), op.first, list(op.leaves), width, out)
+    return out
+
+
 def _select_rows(ops: DeviceOps, op: api.SelectRows) -> F32:
     x, rows = _array(op.x), _numbers(op.step.logit_rows)
     out = np.empty((len(rows), x.shape[-1]), np.float32)
@@ -387,5 +416,7 @@ _FUNCTIONS: Mapping[type[Op[Any]], Callable[[DeviceOps, Any], Any]] = {
     api.Scale: _scale,
     api.Rope: _rope,
     api.KvWrite: _kv_write,
+    api.Route: _route,
+    api.Experts: _experts,
     api.SelectRows: _select_rows,
 }
