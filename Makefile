@@ -60,7 +60,9 @@ demo: $(STAMPS)/karat
 
 .PHONY: test
 test: TOTAL := 4
-test: $(STAMPS)/dev peers native lint
+test: $(STAMPS)/dev native
+	@$(MAKE) --no-print-directory lint >$(LOGS)/lint.log 2>&1 & lint=$$!; \
+	    $(MAKE) --no-print-directory peers TOTAL=4; wait $$lint || { cat $(LOGS)/lint.log; exit 1; }
 	$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
 # Whatever there is to test: soaks and sweeps in full, and the peers live. What it said is kept.
