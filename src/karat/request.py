@@ -43,6 +43,7 @@ _ABSENT = {
 }
 
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "dry_sequence_breakers", "bad_words", "bad_words_ids")
+_FORMS = ("json", "regex", "choice", "grammar", "tool_calls")
 _NO_STRUCTURE = {
     "disable_additional_properties": 'write "additionalProperties": false into the schema',
     "disable_any_whitespace": "white space is bounded: a space, or a line end with its indentation",
@@ -55,7 +56,7 @@ _NO_STRUCTURE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """The form of an answer, under vLLM's names; exactly one field is given. A wrong one raises RequestError.
+    """The form of an answer, under vLLM's names; one field is given besides begun. A wrong one raises RequestError.
 
     json is a JSON Schema, as a mapping or as JSON text, which is what is kept. regex matches the whole answer, in the
     syntax of Rust's regex. choice lists the texts that an answer may be. grammar is a context-free grammar in
@@ -63,6 +64,9 @@ class StructuredOutputs:
     request is made, with the name of the keyword (an unknown format is an annotation); so is a form that takes longer
     than 5 s to compile, with the name of the field. tool_calls is a karat.text.tools.grammar.CallGrammar as text: calls
     of tools, which the server and `LLM.tool_params` make.
+
+    begun is a text that stands before the answer: a chat that goes on with a message sets it. The form is that of both
+    together. Where this text is no beginning of the form, the form is that of the answer alone.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -70,6 +74,7 @@ class StructuredOutputs:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     tool_calls: str | None = None
+    begun: str | None = None
 
     def __new__(cls, *_: object, **fields: object) -> Self:
         for name in fields:
@@ -79,8 +84,8 @@ class StructuredOutputs:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__dataclass_fields__ if getattr(self, name) is not None]
-        if len(given) != 1:
+        given = [name for name in _FORMS if getattr(self, name) is not None]
+        if len(given) != 1 or not isinstance(self.begun, str | None):
             raise RequestError(
                 f"structured_outputs={', '.join(given) or 'nothing'}: expected one of json, regex, choice, grammar",
                 param="structured_outputs",

@@ -77,6 +77,7 @@ class TestSpellings:
             ("org/fox", "org/fox"),
             ("hf.co/org/fox", "org/fox"),
             ("hf.co/org/fox:Q4_K_M", "org/fox:Q4_K_M"),
+            ("hf.co/org/fox:latest", "org/fox:latest"),
             ("https://huggingface.co/org/fox", "org/fox"),
             ("https://huggingface.co/org/fox/", "org/fox"),
             ("http://www.hf.co/org/fox@v1", "org/fox@v1"),

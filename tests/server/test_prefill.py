@@ -1,10 +1,11 @@
 """An answer goes on with a begun one, in every protocol: the same prompt, and what follows alone."""
 
+import json
 from typing import Any
 
 import pytest
 
-from karat import LLM, SamplingParams
+from karat import LLM, SamplingParams, StructuredOutputs
 from karat.server.fields import CHAT, MESSAGES, RESPONSES
 from tests.server.conftest import Running
 from tests.server.test_lenient import text_of
@@ -83,6 +84,40 @@ def test_reasoning_that_was_begun_goes_on(scripted: Running, stream: bool) -> No
     else:
         told = [answer.json["choices"][0]["message"][name] for name in ("reasoning_content", "content")]
     assert told == ["Hm.", "Yes."]
+
+
+WORDS: dict[str, Any] = {"properties": {"z": {"enum": ["cat", "dog"]}}, "required": ["z"]}
+WORDS |= {"type": "object", "additionalProperties": False}
+FORMS: dict[str, dict[str, Any]] = {
+    CHAT: {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": WORDS}}},
+    RESPONSES: {"text": {"format": {"type": "json_schema", "name": "a", "schema": WORDS}}},
+    MESSAGES: {"output_config": {"format": {"type": "json_schema", "schema": WORDS}}},
+}
+
+
+@pytest.mark.parametrize(("name", "route"), [("vLLM's", CHAT), ("messages", MESSAGES), ("responses", RESPONSES)])
+@pytest.mark.parametrize("begun", ['{"z":', '{ "z": "', '{"z": "dog', "Here it is: "])
+def test_a_form_is_of_the_beginning_and_the_answer_together(server: Running, name: str, route: str, begun: str) -> None:
+    """Of the answer alone, where the beginning is none of the form."""
+    _, given = SPELLED[name]
+    turns = [USER, given.get("input", given.get("messages"))[1] | {"content": begun}]
+    length = "max_output_tokens" if route == RESPONSES else "max_tokens"
+    body = given | {"input" if route == RESPONSES else "messages": turns, length: 80, "temperature": 0} | FORMS[route]
+    answer = server.ask(route, body)
+    assert answer.status == 200, answer.content
+    text = text_of(answer.json)
+    whole = json.loads(text if begun.startswith("Here") else begun + text)
+    assert whole in ({"z": "cat"}, {"z": "dog"}) and ("dog" not in begun or whole == {"z": "dog"})
+
+
+def test_a_receipt_of_such_an_answer_is_verified() -> None:
+    llm = LLM()
+    messages = [USER, {"role": "assistant", "content": '{"z":'}]
+    params = SamplingParams(max_tokens=80, temperature=0, structured_outputs=StructuredOutputs(json=WORDS))
+    made = llm.chat(messages, params, add_generation_prompt=False, continue_final_message=True, receipt=True)
+    (choice,) = made[0].outputs
+    assert json.loads('{"z":' + choice.text)["z"] in ("cat", "dog")
+    assert choice.receipt is not None and llm.verify(choice.receipt).kind == "identical"
 
 
 def test_an_answer_that_was_cut_goes_on_to_the_same_end(server: Running) -> None:

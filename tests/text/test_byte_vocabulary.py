@@ -67,6 +67,22 @@ def test_the_texts_of_llama_cpp(qwen: Path, vocabulary: Path) -> None:
     assert [tokenizer.encode(text) for text, _ in zip(texts, expected, strict=False)] == expected
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3_moe"])
+def test_two_files_alone(qwen: Path, tmp_path: Path, model_type: str) -> None:
+    """The class follows from the model's type, as in AutoTokenizer."""
+    mapping = pytest.importorskip("transformers.models.auto.tokenization_auto").TOKENIZER_MAPPING_NAMES
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).symlink_to(qwen / name)
+    with pytest.raises(NoTokenizerError, match="tokenizer_class None"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    assert mapping[model_type] == "Qwen2Tokenizer"
+    alone, whole = Tokenizer.from_folder(tmp_path), Tokenizer.from_folder(qwen)
+    text = "It's 2024: 你好,\n  naïve<|endoftext|>"
+    assert alone.encode(text) == whole.encode(text)
+    assert alone.special_tokens == whole.special_tokens
+
+
 def test_special_tokens_of_the_class(qwen: Path) -> None:
     assert Tokenizer.from_folder(qwen).special_tokens["eos_token"] == "<|endoftext|>"
 

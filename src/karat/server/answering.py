@@ -5,12 +5,14 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
+from karat.engine.requests.request_making import going_on
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -73,7 +75,7 @@ class Answering:
             made = await (prepare(asked, llm) if isinstance(asked, ChatRequest) else prepare_texts(asked, llm))
             work = self._work(request, asked, made, llm)
             await _until_ready(work, llm, asked)
-        is_own = asked.given.get("structured_outputs") == work.asks[0].params.structured_outputs
+        is_own = asked.given.get("structured_outputs") == made.given.get("structured_outputs")
         return Subject(
             Heading(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, llm.system_fingerprint),
             asked.form,
@@ -98,7 +100,7 @@ class Answering:
             params = llm.admission.params_after(num_tokens, llm.default_params, given, usual=usual)
             end_ids = llm.end_token_ids if isinstance(prompt, tuple) else llm.chat_end_token_ids
             llm.admission.check_lengths(params, num_tokens, end_ids)  # refused before a stream begins
-            asks.append(Ask(prompt, params, text))
+            asks.append(Ask(prompt, going_on(prompt, params), text))
         tenant = request.scope.get("karat.tenant")
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
         return AskedWork(tuple(asks), given["seed"], asked.priority, salt, karat_options.receipt, karat_options.resume)
@@ -188,7 +190,8 @@ async def _until_ready(work: AskedWork, llm: AsyncLLM, asked: ChatRequest | Text
         await llm.fingerprint()
     given, form = asked.given.get("structured_outputs"), work.asks[0].params.structured_outputs  # that of all
     end_ids = llm.chat_end_token_ids if isinstance(asked, ChatRequest) else llm.end_token_ids
-    for name, each in ((asked.form.structure_field, given), ("tools", None if form == given else form)):
+    is_own = form is not None and replace(form, begun=None) == given
+    for name, each in ((asked.form.structure_field, form if is_own else given), ("tools", None if is_own else form)):
         if each is not None:
             try:
                 await llm.compile_form(each, end_ids)

@@ -1,7 +1,8 @@
 """Byte-level BPE of a folder without tokenizer.json: vocab.json with merges.txt, or tekken.json.
 
 vocab.json and merges.txt do not say how a text is cut before its parts are merged: the class of the tokenizer does, as
-in transformers. A tekken.json (of mistral-common) has the pattern, and tokens as bytes whose ranks say what is merged
+in transformers. tokenizer_config.json names it; where it does not, the model's type in config.json says which it is.
+A tekken.json (of mistral-common) has the pattern, and tokens as bytes whose ranks say what is merged
 first.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from karat.checkpoint import read_json
 from karat.checkpoint.files import open_regular
 from karat.checkpoint.wording import shown
 from karat.errors import NoTokenizerError, TokenizerError
@@ -40,6 +42,7 @@ _CLASSES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "Qwen2Tokenizer": ("qwen2", {"unk_token": _END, "eos_token": _END, "pad_token": _END}),
     "GPT2Tokenizer": ("gpt-2", {"unk_token": _END, "bos_token": _END, "eos_token": _END}),
 }
+_CLASS_OF_TYPE = dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer")
 _FLAGS = ("add_prefix_space", "add_bos_token", "add_eos_token")
 
 
@@ -48,10 +51,11 @@ def read_merges(folder: Path, config: dict[str, Any]) -> Backend:
 
     NoTokenizerError where the class does not say how texts are cut, TokenizerError for files that are damaged.
     """
-    name = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    given = config.get("tokenizer_class") or _CLASS_OF_TYPE.get(_model_type(folder))
+    name = str(given).removesuffix("Fast")
     flags = [flag for flag in _FLAGS if config.get(flag)]
     if name not in _CLASSES or flags:
-        found = f"{flags[0]}=true" if name in _CLASSES else f"tokenizer_class {shown(config.get('tokenizer_class'))}"
+        found = f"{flags[0]}=true" if name in _CLASSES else f"tokenizer_class {shown(given)}"
         raise NoTokenizerError(
             f"{folder} has vocab.json and merges.txt with {found}; expected tokenizer.json, or one of the classes "
             f"{', '.join(_CLASSES)} without {', '.join(_FLAGS)}; convert it once with the transformers library: "
@@ -85,6 +89,11 @@ def read_merges(folder: Path, config: dict[str, Any]) -> Backend:
         backend.normalizer = normalizer
     check_limits(backend, str(folder))
     return backend
+
+
+def _model_type(folder: Path) -> str:
+    path = folder / "config.json"
+    return str(read_json(path).get("model_type")) if path.is_file() else ""
 
 
 def read_tekken(path: Path, config: dict[str, Any]) -> Backend:

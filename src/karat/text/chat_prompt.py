@@ -7,8 +7,10 @@ from dataclasses import dataclass
 class ChatPrompt:
     """A conversation, rendered once and with one clock, so that the counted tokens are the answered ones.
 
-    `text` shows a control token and the same letters typed as text alike; `token_ids` differ.
+    `text` shows a control token and the same letters typed as text alike; `token_ids` differ. `begun` is the text of
+    the message that the answer goes on with, if it does.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    begun: str | None = None

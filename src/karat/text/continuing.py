@@ -26,6 +26,13 @@ def tagged(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     )
 
 
+def begun(messages: Sequence[Mapping[str, Any]], rendered: str) -> str:
+    """The text of the last message, as it stands at the end of `rendered`."""
+    content = messages[-1]["content"]
+    text = content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+    return text if rendered.endswith(text) else text.strip()
+
+
 def cut(rendered: str, messages: Sequence[Mapping[str, Any]]) -> str:
     """What the template made of `tagged(messages)`, up to the tag.
 

@@ -140,7 +140,8 @@ def _check_sizes(metadata: Metadata, kind: str, place: str) -> None:
 
 
 def _pre_tokenizer(metadata: Metadata, place: str, notes: list[str]) -> PreTokenizer:
-    name = metadata.optional(str, "tokenizer.ggml.pre") or "default"
+    stated = metadata.optional(str, "tokenizer.ggml.pre")
+    name = stated or "default"
     if name not in PRE_TOKENIZERS:
         raise NoTokenizerError(
             f"{place}: tokenizer.ggml.pre is {shown(name)}; expected one of {', '.join(PRE_TOKENIZERS)}: any other "
@@ -148,7 +149,7 @@ def _pre_tokenizer(metadata: Metadata, place: str, notes: list[str]) -> PreToken
         )
     if name == "default":
         notes.append(
-            f"tokenizer.ggml.pre is {'default' if 'tokenizer.ggml.pre' in metadata else 'missing'}: texts are cut as "
+            f"tokenizer.ggml.pre is {'missing' if stated is None else stated or 'empty'}: texts are cut as "
             "llama.cpp does then, which is hardly as the model was trained; convert the model again"
         )
     return PRE_TOKENIZERS[name]

@@ -83,7 +83,15 @@ class GrammarCompiler:
                 f"structured_outputs: {kind}: {reason}; expected what a grammar can keep to; change it or leave it out",
                 param="structured_outputs",
             )
-        return Grammar(matcher, self._vocab_size, self._threads)
+        return Grammar(self._after(matcher, form.begun or ""), self._vocab_size, self._threads)
+
+    def _after(self, matcher: LLMatcher, begun: str) -> LLMatcher:
+        """The matcher after a text that stands before the answer, or as it is if the form does not begin so."""
+        tokens = self._tokenizer.greedy_tokenize(begun)
+        if self._tokenizer.decode_bytes(tokens) != begun.encode():
+            return matcher
+        further = matcher.deep_copy()
+        return further if further.try_consume_tokens(tokens) == len(tokens) else matcher
 
 
 class Grammar:

@@ -16,7 +16,7 @@ from karat.checkpoint.wording import shown
 from karat.errors import RequestError, TemplateError, TokenizerError
 from karat.text.byte_vocabulary import BYTE_OF_CHAR
 from karat.text.chat_prompt import ChatPrompt
-from karat.text.continuing import cut, tagged
+from karat.text.continuing import begun, cut, tagged
 from karat.text.control_tokens import ControlTokens
 from karat.text.gguf_tokenizer import read_gguf_tokenizer
 from karat.text.token_length import LengthLimit, steps
@@ -301,7 +301,8 @@ class Tokenizer:
         }
         if not sanitize_control_tokens:
             prompt = self.render_chat(**conversation, **options)
-            return ChatPrompt(prompt, tuple(self.encode(prompt, add_special_tokens=False, max_tokens=max_tokens)))
+            ids = self.encode(prompt, add_special_tokens=False, max_tokens=max_tokens)
+            return ChatPrompt(prompt, tuple(ids), begun(messages, prompt) if continue_final_message else None)
         control = ControlTokens(self._tokens_to_sanitize(self._template_for(tools)))
         try:
             marked = control.mark(conversation)
@@ -311,10 +312,10 @@ class Tokenizer:
         text = "".join(piece for piece, _ in pieces)
         if max_tokens is not None:
             self._length_limit.check_text(text, max_tokens)
-        ids: list[int] = []
+        ids = []
         for index, (piece, is_marked) in enumerate(pieces):
             ids += self._encode_piece(piece, as_text=is_marked, at_start=index == 0)
-        return ChatPrompt(text, tuple(ids))
+        return ChatPrompt(text, tuple(ids), begun(messages, text) if continue_final_message else None)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """The token ids of `chat_prompt`."""

@@ -55,6 +55,14 @@ def test_none_or_several(tag: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
+def test_latest_is_ollamas() -> None:
+    assert select(FILES, "latest") == ["fox-Q4_K_M.gguf"]
+    assert select(["a-Q8_0.gguf", "mmproj-a.gguf"], "latest") == ["a-Q8_0.gguf"]
+    assert select(["a-latest.gguf", "a-Q4_K_M.gguf"], "latest") == ["a-latest.gguf"]
+    with pytest.raises(SelectionError, match="2 GGUF files have the type latest"):
+        select(["a-Q8_0.gguf", "a-F16.gguf"], "latest")
+
+
 def test_no_files() -> None:
     with pytest.raises(SelectionError, match="there are none at all"):
         select(["config.json"], "Q8_0")

@@ -40,6 +40,28 @@ def test_a_tool_is_called_and_answered(opened: Callable[..., Any], scripted: Run
         assert page.tab.locator(".message.assistant").count() == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_custom_tool_has_a_text(opened: Callable[..., Any], scripted: Running, wrapped: bool) -> None:
+    """As chats write it, and as /v1/responses does."""
+    about = {"name": "shell", "description": "A command"}
+    tool = {"type": "custom", **({"custom": about} if wrapped else about)}
+    with opened(scripted) as page:
+        page.tab.wait_for_selector(".welcome")
+        page.settings(tools=json.dumps([tool]))
+        page.ask(script('<tool_call>\n{"name": "shell", "arguments": {"input": "ls \\"a\\""}}\n</tool_call>'))
+        assert page.tab.locator(".calls pre").inner_text() == 'ls "a"'
+        page.tab.get_by_role("textbox", name="Result").fill("none")
+        with page.tab.expect_request("**/v1/chat/completions") as asked:
+            page.tab.get_by_role("button", name="Give the results").click()
+            page.finished()
+        _, assistant, result = asked.value.post_data_json["messages"]
+        assert asked.value.post_data_json["tools"] == [{"type": "custom", "custom": about}]
+        (made,) = assistant["tool_calls"]
+        assert (made["type"], made["custom"]) == ("custom", {"name": "shell", "input": 'ls "a"'})
+        assert result == {"role": "tool", "content": "none", "tool_call_id": made["id"]}
+
+
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("text", "said"), [("[", "is no JSON"), ('{"name": "a"}', "no JSON list"), ("[null]", "no object")]

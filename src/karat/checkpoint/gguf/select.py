@@ -14,10 +14,13 @@ class SelectionError(Exception):
 def select(names: Collection[str], tag: str) -> list[str]:
     """The GGUF file of `names` (paths in a repository) that ends in `tag`, in any case, or all parts of that split.
 
-    The first part comes first. Raises SelectionError for no file, several files, or a missing part.
+    The first part comes first. Where no file ends in `latest`, that is Ollama's word for Q4_K_M or else for the only
+    file. Raises SelectionError for no file, several files, or a missing part.
     """
     models = {name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()}
     tagged = [name for name in models if _tag_fits(name, tag)]
+    if not tagged and tag == "latest":
+        tagged = [name for name in models if _tag_fits(name, "Q4_K_M")] or list(models)
     bases = sorted({_base(name) for name in tagged})
     if len(bases) != 1:
         found = bases or sorted({_base(name) for name in models})

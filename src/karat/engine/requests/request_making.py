@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from itertools import count
@@ -100,6 +101,7 @@ class RequestMaker:
     def request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
         """A request that answers a conversation, or continues a text (which may get a BOS) or token ids (unchanged)."""
         if isinstance(prompt, ChatPrompt):
+            params = None if params is None else going_on(prompt, params)
             return self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids, priority)
         text = None
         if isinstance(prompt, Mapping):
@@ -153,6 +155,14 @@ class RequestMaker:
         number = next(self._numbers)
         seed = derived_seed(self._seed, number) if params.seed is None else params.seed
         return Request(str(number), ids, params, seed, prompt, end_token_ids, priority=priority)
+
+
+def going_on(prompt: Prompt, params: SamplingParams) -> SamplingParams:
+    """The parameters of an answer that goes on with a message, if it does: its form is that of both together."""
+    form = params.structured_outputs
+    if form is None or not isinstance(prompt, ChatPrompt) or not prompt.begun:
+        return params
+    return replace(params, structured_outputs=replace(form, begun=prompt.begun))
 
 
 def _is_unicode(text: str) -> bool:

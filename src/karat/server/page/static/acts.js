@@ -56,7 +56,7 @@ export async function answerCalls(app, node, results) {
       role: "tool",
       content: results[i],
       toolCallId: call.id,
-      toolName: call.function.name,
+      toolName: call[call.type].name,
     });
     made.push(result);
     parent = result.id;

@@ -207,14 +207,15 @@ function begin(node, { content, reasoning_content, tool_calls }) {
   Object.assign(node, {
     content: content ?? "",
     reasoning: reasoning_content,
-    toolCalls: tool_calls?.map(({ id, type, function: called }) => ({ id, type, function: { ...called } })),
+    toolCalls: tool_calls?.map(({ id, type, [type]: called }) => ({ id, type, [type]: { ...called } })),
   });
 }
 
-function takeCall(node, { index, id, function: called }) {
+function takeCall(node, { index, id, function: called, custom }) {
   node.toolCalls ??= [];
-  const call = (node.toolCalls[index] ??= { id: "", type: "function", function: { name: "", arguments: "" } });
+  const call = (node.toolCalls[index] ??= custom
+    ? { id: "", type: "custom", custom: { name: "", input: "" } }
+    : { id: "", type: "function", function: { name: "", arguments: "" } });
   if (id) call.id = id;
-  if (called?.name) call.function.name += called.name;
-  if (called?.arguments) call.function.arguments += called.arguments;
+  for (const [name, text] of Object.entries(called ?? custom ?? {})) call[call.type][name] += text ?? "";
 }

@@ -16,8 +16,8 @@ export function callsOf(app, node) {
         h(
           "div",
           { class: "call" },
-          h("p", {}, "Calls ", h("code", {}, call.function.name)),
-          h("pre", { tabindex: "0", role: "group", "aria-label": "Arguments" }, pretty(call.function.arguments)),
+          h("p", {}, "Calls ", h("code", {}, call[call.type].name)),
+          h("pre", { tabindex: "0", role: "group", "aria-label": "Arguments" }, given(call)),
           !answered && h("label", { for: fields[i].id }, "Result"),
           !answered && fields[i],
         ),
@@ -37,10 +37,12 @@ export function callsOf(app, node) {
   ];
 }
 
-function pretty(text) {
+/** The arguments of a function, in lines, or the text for a custom tool. */
+function given(call) {
+  if (call.custom) return call.custom.input;
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    return JSON.stringify(JSON.parse(call.function.arguments), null, 2);
   } catch {
-    return text;
+    return call.function.arguments;
   }
 }

@@ -59,13 +59,16 @@ function formOf({ form, formText }) {
   return { structured_outputs: { [form]: formText } };
 }
 
-/** Tools as OpenAI writes them; functions alone are wrapped. */
+/** Tools as chats have them; functions alone, and tools as in /v1/responses, are wrapped. */
 export function toolsOf(text) {
   const tools = jsonOf(text, "The list of tools");
   if (!Array.isArray(tools)) throw new Error("The list of tools is no JSON list: write [ … ]");
   if (!tools.every((tool) => tool !== null && typeof tool === "object"))
     throw new Error("The list of tools has what is no object: write [{ … }]");
-  return tools.map((tool) => (tool.function ? tool : { type: "function", function: tool }));
+  return tools.map((tool) => {
+    const { type = "function", ...inner } = tool;
+    return inner[type] ? tool : { type, [type]: inner };
+  });
 }
 
 export function jsonOf(text, name) {

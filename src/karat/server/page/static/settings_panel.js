@@ -151,7 +151,7 @@ export function makeSettingsPanel(app) {
     const said = h(
       "p",
       { class: "note", id: "tools-said", role: "status" },
-      "Functions with a name, a description and parameters as a JSON Schema. You give the results of calls.",
+      "Functions with a name, a description and parameters as a JSON Schema, or custom tools. You give the results.",
     );
     const example =
       '[{"name": "weather", "description": "The weather in a town", "parameters": {"type": "object", ' +

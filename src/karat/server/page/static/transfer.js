@@ -36,7 +36,7 @@ export function markdownOf(conversation) {
   if (system.trim()) parts.push(`> **System:** ${system.trim().replaceAll("\n", "\n> ")}`);
   for (const { role, content, toolCalls } of conversation.path()) {
     parts.push(`## ${ROLES[role]}`, content);
-    for (const call of toolCalls ?? []) parts.push(`\`\`\`json\n${JSON.stringify(call.function)}\n\`\`\``);
+    for (const call of toolCalls ?? []) parts.push(`\`\`\`json\n${JSON.stringify(call[call.type])}\n\`\`\``);
   }
   return `${parts.join("\n\n")}\n`;
 }
