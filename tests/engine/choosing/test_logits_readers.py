@@ -60,8 +60,11 @@ class Drafting(Reader):
             chosen = int(row.argmax())
             self._chosen.append(chosen)
             if token_ids[position + 1 : position + 2] != [chosen] or self.done:
-                token_ids[position + 1 :] = [chosen, *self._drafts()]
+                drafts = self._drafts()
+                token_ids[position + 1 :] = [chosen, *drafts]
+                self.sequence.num_drafts = len(drafts)
                 break
+            self.sequence.num_drafts -= 1  # it was right
         self.steps.append((len(rows), num_taken))
         return num_taken
 
@@ -76,6 +79,7 @@ class Drafting(Reader):
 
     def recover(self) -> None:
         del self.sequence.token_ids[self.sequence.prompt_len + len(self._chosen) :]
+        self.sequence.num_drafts = 0
 
 
 class Hesitant(LogitsReader):
@@ -181,6 +185,8 @@ def test_a_step_whose_drafts_are_wrong(windows: tuple[int | None, ...]) -> None:
     assert blocks.cached_len(sequence.seq_id) == 10 and sequence.token_ids[10:] == right[:1]
 
     sequence.token_ids += [right[1], *wrong[2:8]]  # seven drafts, of which one is right
+    sequence.num_drafts = 7
+    assert sequence.is_decoding
     drafted = tuple(sequence.token_ids)
     engine.step()
     assert reader.steps[-1] == (8, 2)
@@ -193,6 +199,7 @@ def test_a_step_whose_drafts_are_wrong(windows: tuple[int | None, ...]) -> None:
         assert [block == -1 for block in table] == [place < given_back for place in range(5)]
 
     sequence.token_ids += right[3:8]  # all of them right: written over the wrong ones, into the same blocks
+    sequence.num_drafts = 5
     engine.step()
     assert reader.steps[-1] == (6, 6) and sequence.num_computed == 18
     assert blocks.find(drafted, 18).num_found == 3 and blocks.find(sequence.token_ids, 18).num_found == 4

@@ -303,3 +303,22 @@ def test_check_finds_what_is_wrong(break_it: str) -> None:
         scheduler._running.pop()
     with pytest.raises(AssertionError):
         scheduler.check()
+
+
+def test_drafts_are_decoded_where_they_have_room() -> None:
+    """A step's tokens are for each decoding sequence first, then for drafts, then for prefills."""
+    scheduler = make(40, 4, 3, 6, 100, False)
+    decoding, other, prompt = sequence(0, 5, 20), sequence(1, 1, 20), sequence(2, 9, 1)
+    for seq in (decoding, other):
+        scheduler.add(seq)
+    for chunk in scheduler.schedule():
+        scheduler.advance(chunk, chunk.num_tokens)
+        chunk.seq.token_ids.append(0)
+    scheduler.add(prompt)
+    decoding.token_ids += [0, 0]
+    assert not decoding.is_decoding
+    decoding.num_drafts = 2
+    assert decoding.is_decoding and [c.num_tokens for c in scheduler.schedule()] == [3, 1, 2]
+    decoding.token_ids += [0] * 4
+    decoding.num_drafts = 6
+    assert [c.num_tokens for c in scheduler.schedule()] == [5, 1]

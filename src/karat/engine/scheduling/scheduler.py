@@ -137,23 +137,26 @@ class Scheduler:
     def schedule(self, budget: StepBudget = UNBOUNDED, in_flight: Collection[int] = ()) -> list[Chunk]:
         """The chunks of the next step, their blocks reserved. Empty only if there is no sequence that can be in it.
 
-        `budget` bounds the step's work in addition to the scheduler's limits. It never stops a decoding sequence.
+        `budget` bounds the step's work in addition to the scheduler's limits. It never stops a decoding sequence,
+        whose drafts wait where there is no room for them.
         in_flight: seq_ids of a step that is still computed. They are not in this one, and keep their blocks.
         """
         ready = [seq for seq in self._running if seq.seq_id not in in_flight]
-        decoding = [budget.work(seq.num_computed, 1) for seq in ready if seq.is_decoding]
-        left = _Left(
-            budget,
-            num_tokens=self._max_num_batched_tokens - len(decoding),
-            num_logits=self._max_prompt_logits,
-            work=budget.of_prefills(sum(decoding) if decoding else None),
-        )
+        decoding = [seq for seq in ready if seq.is_decoding]
+        num_tokens, num_logits = self._max_num_batched_tokens - len(decoding), self._max_prompt_logits
+        most: dict[int, int] = {}  # tokens of a decoding sequence: its last, and the drafts that have room
+        for seq in decoding:
+            num_drafts = min(seq.num_drafts, num_tokens, num_logits)
+            num_tokens, num_logits = num_tokens - num_drafts, num_logits - num_drafts
+            most[seq.seq_id] = 1 + num_drafts
+        work = sum(budget.work(seq.num_computed, most[seq.seq_id]) for seq in decoding)
+        left = _Left(budget, num_tokens, num_logits, budget.of_prefills(work if decoding else None))
         chunks: list[Chunk] = []
         for seq in ready:
             if seq not in self._running:
                 break  # preempted, and so are all after it
-            is_decoding = seq.is_decoding
-            chunk = self._reserve(seq, 1 if is_decoding else left.most(seq, seq.num_computed), in_flight)
+            is_decoding = seq.seq_id in most
+            chunk = self._reserve(seq, most[seq.seq_id] if is_decoding else left.most(seq, seq.num_computed), in_flight)
             if chunk:
                 chunks.append(chunk)
                 if not is_decoding:

@@ -17,6 +17,7 @@ class Sequence:
     shares        whether it shares blocks: finds those of others, and leaves its own to be found
     max_rows      the most positions of a prefill's step whose logits it wants, None: as many as fit
     priority      the smaller is served first and preempted last; of one priority, the older sequence
+    num_drafts    tokens at the end that are proposed and not accepted; whoever proposes them changes it
     """
 
     seq_id: int
@@ -30,16 +31,17 @@ class Sequence:
     salt: str | None = None
     shares: bool = True
     priority: int = 0
+    num_drafts: int = 0
 
     @property
     def num_pending(self) -> int:
-        """Tokens still to be computed: several in prefill, one in decode."""
+        """Tokens still to be computed: several in prefill, one and its drafts in decode."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
-        """Whether only its last token is still to be computed."""
-        return len(self.token_ids) - self.num_computed == 1
+        """Whether only its last token and the drafts after it are still to be computed."""
+        return len(self.token_ids) - self.num_computed == 1 + self.num_drafts
 
     @property
     def reads_several(self) -> bool:
