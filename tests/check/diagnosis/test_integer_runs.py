@@ -86,3 +86,9 @@ def test_each_bug_is_named(bug: str, width: str) -> None:
     if case is None:
         pytest.skip("no model with weights in blocks can have this bug, or none of 12 shows it")
     assert case.outcome in ("right", "class"), f"KARAT_SEED={SEED}: {case}"
+
+
+def test_the_head_reads_another_row_as_integers_too() -> None:
+    row = next(row for row in ROWS if row.bug == "logits-row")
+    case = run_case([row], "111-logits-row-int8-0", activations="int8")
+    assert case is not None and (case.said, case.unexplained) == (("logits-row",), ()), case

@@ -178,8 +178,11 @@ def test_a_slot_too_early_from_the_third_step_on() -> None:
 
 
 def _second(subject: Subject) -> Steps:
-    ids = np.random.default_rng(3).integers(0, subject.raw["vocab_size"], 26).tolist()
-    return Steps(tuple(ids), (0, 8, 16, *range(20, 26)))
+    """Another prompt: at no position it has the first one's token, which would have the same key in layer 0."""
+    vocab = subject.raw["vocab_size"]
+    first = np.resize(subject.steps.prompt, 26)
+    ids = (first + np.random.default_rng(3).integers(1, vocab, 26)) % vocab
+    return Steps(tuple(ids.tolist()), (0, 8, 16, *range(20, 26)))
 
 
 def test_a_block_of_another_sequence() -> None:

@@ -6,6 +6,7 @@ so the search does not end in a false minimum.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,7 @@ def _minimum(
     positions = replay.tokens.positions[replay.domain(node)]
     axis = 1 if node.kind in ("scores", "softmax") else 0  # of tokens
 
+    @cache
     def left(log: float, reach: int) -> float:
         rows = positions < reach
         if budget.is_spent or not rows.any():

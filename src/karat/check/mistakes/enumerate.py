@@ -80,7 +80,7 @@ class Enumeration:
         for kind, detail in linear.ROWS.items():
             yield Variant("logits-row", detail, {selected.name: {"rows_of": kind}})
             if head.inputs == (norm.name,) and norm.inputs == (selected.name,):
-                of = (kind, norm.params["weight"], norm.params["eps"])
+                of = (kind, norm.params["weight"], norm.params["eps"], head.params["weight"])
                 edit: Params = {"inputs": (norm.name, *selected.inputs), "rows_of": of}
                 yield Variant("logits-row", detail, {head.name: edit})
 

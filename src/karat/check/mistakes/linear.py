@@ -31,13 +31,16 @@ ROWS = {
 
 
 @mistake("linear", of=ops.product, name="rows_of")
-def _rows_of(product: Op[Product], a: Product, kind_and_norm: tuple[str, str, float]) -> Array:
-    """Logits of other rows; the last input is what the final norm selects its rows from, before it."""
-    kind, weight, eps = kind_and_norm
+def _rows_of(product: Op[Product], a: Product, of: tuple[str, str, float, str]) -> Array:
+    """Logits of other rows; the last input is what the final norm selects its rows from, before it.
+
+    of: the kind of rows, the norm's weight and eps, and the head's weight, which says how it reads the norm.
+    """
+    kind, weight, eps, head = of
     context, dtype = a.context, a.x.dtype
     rows = other_rows(kind, context.logit_rows, context.tokens)
     norm = ops.Norm(a.others[-1][rows], context.weights.array(weight, dtype), dtype.type(eps), context)
-    return product(replace(a, x=ops.norm(norm)))
+    return product(replace(a, x=context.read(ops.norm(norm), head)))
 
 
 @mistake("select", of=ops.select, name="rows_of", choices=tuple(ROWS))

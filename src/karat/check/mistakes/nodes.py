@@ -25,6 +25,8 @@ def changed(node: Node, edit: Mapping[str, Any]) -> Node:
     Raises UsageError for a parameter that the kind of node does not have, and for a value that its mistake does not
     know.
     """
+    if not edit:
+        return node
     known, params, mistakes, inputs = MISTAKES[node.kind], dict(node.params), dict(node.mistakes), node.inputs
     for key, value in edit.items():
         if key == "inputs":
@@ -62,18 +64,26 @@ def evaluate(node: Node, inputs: Sequence[Array], context: Context, dtype: DType
 
 def replaced(node: Node) -> right.Replace:
     """What the node's mistakes make of a right function. UsageError for one that its kind does not have."""
+    if not node.mistakes:
+        return right.right
     for key in node.mistakes.keys() - set(_wrong_parameters(node.kind)):
         raise UsageError(_unknown(f"a {node.kind}", "parameter", key, parameters_of(node.kind)))
     made = [one for key, one in MISTAKES[node.kind].items() if key in node.mistakes]
+    return _Wrong(made, node.mistakes)
 
-    def wrong(function: Op[Arguments]) -> Op[Arguments]:
+
+class _Wrong:
+    """What these mistakes make of a right function."""
+
+    def __init__(self, made: Sequence[Mistake], mistakes: Mapping[str, Any]) -> None:
+        self._made, self._mistakes = made, mistakes
+
+    def __call__(self, function: Op[Arguments], /) -> Op[Arguments]:
         found = function
-        for one in reversed(made):
+        for one in reversed(self._made):
             if one.of is function:
-                found = _around(found, one, node.mistakes)
+                found = _around(found, one, self._mistakes)
         return found
-
-    return wrong
 
 
 def _around(inner: Op[Arguments], one: Mistake, mistakes: Mapping[str, Any]) -> Op[Arguments]:

@@ -31,6 +31,8 @@ from karat.config import FloatName
 from karat.errors import TraceError
 from karat.models.decoder import end_names
 
+_Through = Callable[[Array], Array]  # a name, as an annotation that a run's inner function evaluates takes time
+
 _DRAWS = 3
 MANY = 128  # tokens, from which on one draw of noise has enough values
 _BUDGET = 1 << 28  # bytes of recorded results, and of others, that are kept
@@ -159,7 +161,7 @@ class Replay:
                     assert source not in inside, f"{source} is used before it is computed"
                     local[source] = self._moved(source, self._input(source).astype(dtype, copy=False), unit)
 
-            def compute(node: Node, through: Callable[[Array], Array] = _same) -> Array:
+            def compute(node: Node, through: _Through = _same) -> Array:
                 return self._of_inputs(node, through, local, inside, dtype, unit, context)
 
             if PART in edit:
@@ -180,7 +182,7 @@ class Replay:
     def _of_inputs(
         self,
         node: Node,
-        through: Callable[[Array], Array],
+        through: _Through,
         local: Mapping[str, Array],
         inside: Collection[str],
         dtype: np.dtype[np.floating],
@@ -368,14 +370,16 @@ class Replay:
         if effective is None or node.kind == "scores":
             return np.zeros(1, bool)
         with np.errstate(all="ignore"):
-            got = self.recorded[name].values
+            large = ~(np.abs(self.recorded[name].values) < 1e-3 * largest) & ~np.isnan(expected)
+            if not large.any():
+                return large
             reached = np.abs(expected)
             if node.kind == "linear":
                 x = np.abs(self._input(node.inputs[0]))
                 reached = (x.reshape(len(x), -1) @ np.abs(effective(self.context.weights, F64)).T).reshape(
                     expected.shape
                 )
-            return ~(reached < 0.1 * largest) & ~(np.abs(got) < 1e-3 * largest) & ~np.isnan(expected)
+            return large & ~(reached < 0.1 * largest)
 
     def undefined(self, name: str, expected: Array) -> NDArray[np.bool_]:
         """Where all scores of a softmax are masked: an engine may write anything there."""
