@@ -20,7 +20,7 @@ csrc/plan/ops/ops.h and karat.ops.native_plan say what they mean.
 '''
 EMULATED_HEAD = '''"""Types of the emulated GPU: `python -m tools.native_stub _emulated` makes this file.
 
-csrc/python/emulated_module.cpp says what they mean.
+csrc/python/device_module.cpp says what they mean.
 """
 '''
 # nanobind adds the shape and the place of an array to its type.

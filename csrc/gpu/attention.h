@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/cache.h"
+#include "gpu/shapes.h"
 #include "simd/exp.h"
 
 namespace karat::gpu {
@@ -12,36 +13,6 @@ KARAT_INLINE float exp_of_no_positive(float x) {
     exp_of_no_positive(power);
     return power[0].v;
 }
-
-struct AttentionShape {
-    CacheView cache;
-    int num_tokens, num_seqs, max_blocks, block_size, num_splits;
-    const std::int32_t *positions, *query_starts, *block_tables;
-    const float* q;  // [tokens, heads, head_dim]
-    float* parts;    // [tokens, heads, num_splits, head_dim, then total and top]
-    float* out;      // [tokens, heads, head_dim]
-    int num_heads, group_heads, first_head;
-    float scale;
-    int window;     // 0: all
-    float* scores;  // null, or [heads, tokens of sequence score_seq, score_context] of scaled scores, for observers
-    int score_seq, score_context;
-
-    KARAT_HOST KARAT_INLINE int head_dim() const { return static_cast<int>(cache.head_dim); }
-    // The visible keys of a token: begin … end - 1.
-    KARAT_INLINE int end(int token) const { return positions[token] + 1; }
-    KARAT_INLINE int begin(int token) const {
-        const int all = end(token);
-        return window && window < all ? all - window : 0;
-    }
-    KARAT_INLINE float* part(int token, int head, int split) const {
-        const std::size_t at = (static_cast<std::size_t>(token) * num_heads + head) * num_splits + split;
-        return parts + at * (head_dim() + 2);
-    }
-    KARAT_INLINE float* score(int token, int seq, int head, int position) const {
-        const int first = query_starts[seq], new_tokens = query_starts[seq + 1] - first;
-        return scores + (static_cast<std::size_t>(head) * new_tokens + (token - first)) * score_context + position;
-    }
-};
 
 // A split of one token and the query heads of one KV head.
 template <class Fmt>
@@ -57,7 +28,7 @@ struct AttendSplit {
 
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
-        const int token = cta.x() / a.num_splits, split = cta.x() % a.num_splits, dim = a.head_dim();
+        const int token = a.first_token + cta.x() / a.num_splits, split = cta.x() % a.num_splits, dim = a.head_dim();
         const int start = split * kKeys;
         const int from = a.begin(token) - start > 0 ? a.begin(token) - start : 0;
         const int to = a.end(token) - start < kKeys ? a.end(token) - start : kKeys;
@@ -167,7 +138,8 @@ struct AttendMerge {
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
         cta.each([&](int thread) {
-            const int token = cta.x(), head = cta.y(), dim = a.head_dim(), split_keys = static_cast<int>(kSplitKeys);
+            const int token = a.first_token + cta.x(), head = cta.y(), dim = a.head_dim(),
+                      split_keys = static_cast<int>(kSplitKeys);
             const int first = a.begin(token) / split_keys, last = (a.end(token) - 1) / split_keys;
             float* const out = a.out + (static_cast<std::size_t>(token) * a.num_heads + head) * dim;
             for (int d = thread; d < dim; d += kThreads) {

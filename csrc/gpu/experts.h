@@ -49,16 +49,6 @@ struct RouteRow {
     }
 };
 
-struct ExpertsShape {
-    Chosen chosen;
-    int rows, columns;
-    const float* pairs;    // [rows, chosen.per_row, columns]: what each row's experts give
-    const float* weights;  // [rows, chosen.per_row]
-    int num_leaves;        // a power of two
-    int leaf_ends[kMaxLeaves];
-    float* out;  // [rows, columns]
-};
-
 // A thread has a column of a row. Ids of a row differ from each other.
 struct SumOfExperts {
     ExpertsShape a;

@@ -105,13 +105,10 @@ void sum_of_experts(Device& device, const ExpertsShape& shape) {
     for_each(device, shape.rows * shape.columns, SumOfExperts{shape});
 }
 
-std::int32_t kv_write(Device& device, const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
-                      int tokens) {
-    constexpr std::int32_t kNone = 0x7fffffff;
-    std::int32_t lost = kNone;  // in the memory of the host, as all that an emulation has
+void kv_write(Device& device, const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
+              int tokens, std::int32_t* lost) {
     with_floats(stored_as(cache.type),
-                [&]<class Fmt>() { launch(device, KvWrite<Fmt>{k, v, cache, slots, tokens, &lost}); });
-    return lost == kNone ? -1 : lost;
+                [&]<class Fmt>() { launch(device, KvWrite<Fmt>{k, v, cache, slots, tokens, lost}); });
 }
 
 void attention(Device& device, const AttentionShape& shape) {

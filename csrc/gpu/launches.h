@@ -1,14 +1,11 @@
 // What a device is asked for: one launch a function, or few. A Device is what the build has (simt.h): the emulation.
 #pragma once
 
-#include "contract/kernels.h"
+#include "gpu/shapes.h"
 
 namespace karat::gpu {
 
-struct AttentionShape;
 struct Device;
-struct ExpertsShape;
-struct LinearShape;
 
 // Rows of x [rows, columns] as digits (contract/activations.h).
 void quantise(Device& device, Activations activations, const float* x, int rows, int columns, std::uint8_t* out);
@@ -37,9 +34,10 @@ void route(Device& device, const float* logits, int rows, int experts, int chose
            float* weights);
 void sum_of_experts(Device& device, const ExpertsShape& shape);
 
-// Returns the index of the first number (over k, then v) that is finite and becomes infinite, or -1.
-std::int32_t kv_write(Device& device, const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
-                      int tokens);
+// *lost, in the memory of the device, becomes the least index (over k, then v) of a number that is finite and becomes
+// infinite; else it stays as it is.
+void kv_write(Device& device, const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
+              int tokens, std::int32_t* lost);
 void attention(Device& device, const AttentionShape& shape);
 
 }  // namespace karat::gpu

@@ -2,44 +2,12 @@
 // (contract/kernels.h).
 #pragma once
 
-#include "contract/kernels.h"
+#include "gpu/shapes.h"
 #include "gpu/simt.h"
 
 namespace karat::gpu {
 
 inline constexpr int kPanelRows = 64, kRowsOfBlock = 32, kColumnsOfBlock = 32;
-
-// The experts of a mixture: row t of a result is pair t, of row t / per_row of x and of matrix ids[t] - first. It is
-// not written if that is none of `count`.
-struct Chosen {
-    const std::uint8_t* const* matrices;  // null: LinearShape::weight is for all rows
-    const std::int32_t* ids;
-    int first, count, per_row;
-};
-
-// out[t, r] = (the sum over columns + bias[r]) + residual[t, r]; bias and residual may be null.
-struct LinearShape {
-    const std::uint8_t* weight;  // packed (contract/packed.h), 16-byte aligned
-    int rows, columns, tokens;
-    float* out;  // [tokens, rows]
-    const float* bias;
-    const float* residual;  // as out
-    int num_leaves;         // a power of two
-    int leaf_ends[kMaxLeaves];
-    Chosen chosen;
-
-    // The matrix of a row of the result, or null, and the row of x.
-    KARAT_INLINE const std::uint8_t* weight_of(int token) const {
-        if (!chosen.matrices) return weight;
-        const int expert = chosen.ids[token] - chosen.first;
-        return expert >= 0 && expert < chosen.count ? chosen.matrices[expert] : nullptr;
-    }
-    KARAT_INLINE int x_row(int token) const { return chosen.matrices ? token / chosen.per_row : token; }
-
-    // A block of threads has 32 rows of a wide panel, or a panel of 16.
-    KARAT_HOST KARAT_INLINE int num_groups() const { return pieces(rows, static_cast<int>(kGroupRows)); }
-    KARAT_HOST KARAT_INLINE int num_blocks() const { return num_groups() / 4 * 2 + num_groups() % 4; }
-};
 
 struct RowsOfBlock {
     const std::uint8_t* panel;

@@ -29,7 +29,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "simd/lane.h"
+#include "gpu/host.h"
 
 namespace karat::gpu {
 
@@ -37,8 +37,6 @@ struct Grid {
     int x, y, threads;
     std::size_t shared_bytes;
 };
-
-struct alignas(16) U4 { std::uint32_t v[4]; };
 
 // sum + the four products of signed bytes of `digits` and unsigned bytes of `codes`.
 KARAT_INLINE std::int32_t dot4(std::uint32_t digits, std::uint32_t codes, std::int32_t sum) {
@@ -70,15 +68,6 @@ KARAT_INLINE float square_root(float f) {
     return __builtin_sqrtf(f);
 #endif
 }
-
-#if defined(__CUDACC__)
-#define KARAT_HOST __host__
-#else
-#define KARAT_HOST
-#endif
-
-// Multiples of `size` that hold `number`.
-KARAT_HOST constexpr KARAT_INLINE int pieces(int number, int size) { return (number + size - 1) / size; }
 
 }  // namespace karat::gpu
 

@@ -1,6 +1,9 @@
 // simt.h on a GPU.
 #pragma once
 
+#include <string>
+
+#include "gpu/device.h"
 #include "gpu/simt.h"
 
 namespace karat::gpu {
@@ -66,7 +69,11 @@ __global__ void simt_kernel(const __grid_constant__ Kernel kernel) {
     kernel.run(cta);
 }
 
-struct Device { cudaStream_t stream; };
+struct Device {
+    cudaStream_t stream;
+    int number;
+    void use() const { cudaSetDevice(number); }  // a thread has a device of its own
+};
 
 template <class Kernel>
 void launch(Device& device, const Kernel& kernel) {
@@ -74,8 +81,11 @@ void launch(Device& device, const Kernel& kernel) {
     if (grid.x <= 0 || grid.y <= 0) return;
     const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
     const auto run = &simt_kernel<Kernel>;
+    device.use();
     cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes));
     run<<<blocks, static_cast<unsigned>(grid.threads), grid.shared_bytes, device.stream>>>(kernel);
+    if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess)
+        throw DeviceError(std::string("a launch: ") + cudaGetErrorString(status));
 }
 
 }  // namespace karat::gpu

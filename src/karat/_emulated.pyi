@@ -1,16 +1,95 @@
 """Types of the emulated GPU: `python -m tools.native_stub _emulated` makes this file.
 
-csrc/python/emulated_module.cpp says what they mean.
+csrc/python/device_module.cpp says what they mean.
 """
 
 from collections.abc import Sequence
+from typing import overload
 
 import numpy
 from numpy.typing import NDArray
 
+class DeviceError(Exception):
+    pass
+
+class OutOfDeviceMemoryError(Exception):
+    pass
+
+def why_no_device() -> str: ...
+
+class Array:
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def is_float(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def reshape(self, shape: Sequence[int]) -> Array: ...
+    @overload
+    def read(self, to: NDArray[numpy.float32]) -> None: ...
+    @overload
+    def read(self, to: NDArray[numpy.int32]) -> None: ...
+
+class Device:
+    def __init__(self, number: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def free_bytes(self) -> int: ...
+    @overload
+    def array(self, values: NDArray[numpy.float32]) -> Array: ...
+    @overload
+    def array(self, values: NDArray[numpy.int32]) -> Array: ...
+    def linear(
+        self,
+        matrix: DeviceMatrix,
+        x: Array,
+        activations: int,
+        leaves: Sequence[int],
+        bias: Array | None,
+        residual: Array | None,
+    ) -> Array: ...
+    def embedding(self, table: DeviceMatrix, ids: NDArray[numpy.int32]) -> Array: ...
+    def select_rows(self, x: Array, rows: NDArray[numpy.int32]) -> Array: ...
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array: ...
+    def silu_mul(self, gate: Array, up: Array) -> Array: ...
+    def sigmoid_mul(self, x: Array, gate: Array) -> Array: ...
+    def add(self, x: Array, y: Array) -> Array: ...
+    def scale(self, x: Array, factor: float) -> Array: ...
+    def rope(self, x: Array, positions: NDArray[numpy.int32], cos: Array, sin: Array) -> Array: ...
+    def route(self, logits: Array, chosen: int, renormalised: bool) -> tuple[Array, Array]: ...
+    def experts(
+        self,
+        x: Array,
+        ids: Array,
+        weights: Array,
+        gates: Sequence[DeviceMatrix],
+        ups: Sequence[DeviceMatrix],
+        downs: Sequence[DeviceMatrix],
+        first: int,
+        leaves: Sequence[int],
+        activations: int,
+    ) -> Array: ...
+    def kv_write(self, k: Array, v: Array, cache: DeviceCache, slots: NDArray[numpy.int32]) -> int: ...
+    def attention(
+        self,
+        q: Array,
+        cache: DeviceCache,
+        positions: NDArray[numpy.int32],
+        query_starts: NDArray[numpy.int32],
+        block_tables: NDArray[numpy.int32],
+        block_size: int,
+        group_heads: int,
+        first_head: int,
+        scale: float,
+        window: int,
+        scores: NDArray[numpy.float32] | None,
+        score_seq: int,
+    ) -> Array: ...
+
 class DeviceMatrix:
     def __init__(
         self,
+        device: Device,
         stored_as: str,
         rows: int,
         columns: int,
@@ -29,83 +108,10 @@ class DeviceMatrix:
     def stored_bytes(self) -> int: ...
     def read(self, stored: NDArray[numpy.uint8]) -> None: ...
 
+class CacheMemory:
+    def __init__(self, device: Device, regions: int, region_bytes: int) -> None: ...
+
 class DeviceCache:
     def __init__(
-        self, data: NDArray[numpy.uint8], stored_as: int, num_kv_heads: int, head_dim: int, layer_at: int
-    ) -> None: ...
-
-class Device:
-    def __init__(self, seed: int) -> None: ...
-    def quantise(self, activations: int, x: NDArray[numpy.float32], digits: NDArray[numpy.uint8]) -> None: ...
-    def linear(
-        self,
-        matrix: DeviceMatrix,
-        x: NDArray[numpy.float32],
-        activations: int,
-        leaves: Sequence[int],
-        bias: NDArray[numpy.float32] | None,
-        residual: NDArray[numpy.float32] | None,
-        out: NDArray[numpy.float32],
-    ) -> None: ...
-    def embedding(self, table: DeviceMatrix, ids: NDArray[numpy.int32], out: NDArray[numpy.float32]) -> None: ...
-    def select_rows(
-        self, x: NDArray[numpy.float32], rows: NDArray[numpy.int32], out: NDArray[numpy.float32]
-    ) -> None: ...
-    def rms_norm(
-        self, x: NDArray[numpy.float32], weight: NDArray[numpy.float32], eps: float, out: NDArray[numpy.float32]
-    ) -> None: ...
-    def silu_mul(
-        self, gate: NDArray[numpy.float32], up: NDArray[numpy.float32], out: NDArray[numpy.float32]
-    ) -> None: ...
-    def sigmoid_mul(
-        self, x: NDArray[numpy.float32], gate: NDArray[numpy.float32], out: NDArray[numpy.float32]
-    ) -> None: ...
-    def add(self, x: NDArray[numpy.float32], y: NDArray[numpy.float32], out: NDArray[numpy.float32]) -> None: ...
-    def scale(self, x: NDArray[numpy.float32], factor: float, out: NDArray[numpy.float32]) -> None: ...
-    def rope(
-        self,
-        x: NDArray[numpy.float32],
-        positions: NDArray[numpy.int32],
-        cos: NDArray[numpy.float32],
-        sin: NDArray[numpy.float32],
-        out: NDArray[numpy.float32],
-    ) -> None: ...
-    def route(
-        self,
-        logits: NDArray[numpy.float32],
-        renormalised: bool,
-        ids: NDArray[numpy.int32],
-        weights: NDArray[numpy.float32],
-    ) -> None: ...
-    def experts(
-        self,
-        x: NDArray[numpy.float32],
-        ids: NDArray[numpy.int32],
-        weights: NDArray[numpy.float32],
-        gates: Sequence[DeviceMatrix],
-        ups: Sequence[DeviceMatrix],
-        downs: Sequence[DeviceMatrix],
-        first: int,
-        leaves: Sequence[int],
-        activations: int,
-        out: NDArray[numpy.float32],
-    ) -> None: ...
-    def kv_write(
-        self, k: NDArray[numpy.float32], v: NDArray[numpy.float32], cache: DeviceCache, slots: NDArray[numpy.int32]
-    ) -> int: ...
-    def attention(
-        self,
-        q: NDArray[numpy.float32],
-        cache: DeviceCache,
-        positions: NDArray[numpy.int32],
-        query_starts: NDArray[numpy.int32],
-        block_tables: NDArray[numpy.int32],
-        block_size: int,
-        group_heads: int,
-        first_head: int,
-        scale: float,
-        window: int,
-        scores: NDArray[numpy.float32] | None,
-        score_seq: int,
-        out: NDArray[numpy.float32],
+        self, memory: CacheMemory, stored_as: int, num_kv_heads: int, head_dim: int, layer_at: int
     ) -> None: ...

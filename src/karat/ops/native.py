@@ -244,7 +244,7 @@ class NativeOps(Executor):
         ids = op.step.token_ids
         own = share.group.rank == share.owners(ids)
         local = plain_batch(np.where(own, ids - share.first, 0).tolist())
-        return share.rows_of_owners(ids, self.apply(replace(op, step=local, share=None)))
+        return share.rows_of_owners(ids, self.read(self.apply(replace(op, step=local, share=None))))
 
     def _show_scores(self, op: PagedAttention, observe: Observer) -> None:
         step = op.step

@@ -1,0 +1,22 @@
+// What kernels and those who launch them have in common.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "simd/lane.h"
+
+#if defined(__CUDACC__)
+#define KARAT_HOST __host__
+#else
+#define KARAT_HOST
+#endif
+
+namespace karat::gpu {
+
+struct alignas(16) U4 { std::uint32_t v[4]; };
+
+// Multiples of `size` that hold `number`.
+KARAT_HOST constexpr KARAT_INLINE int pieces(int number, int size) { return (number + size - 1) / size; }
+
+}  // namespace karat::gpu

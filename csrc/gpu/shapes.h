@@ -1,0 +1,82 @@
+// What launches are asked to compute: arguments of kernels that those who launch them fill in.
+#pragma once
+
+#include "contract/kernels.h"
+#include "gpu/host.h"
+
+namespace karat::gpu {
+
+// The experts of a mixture: row t of a result is pair t, of row t / per_row of x and of matrix ids[t] - first. It is
+// not written if that is none of `count`.
+struct Chosen {
+    const std::uint8_t* const* matrices;  // null: LinearShape::weight is for all rows
+    const std::int32_t* ids;
+    int first, count, per_row;
+};
+
+// out[t, r] = (the sum over columns + bias[r]) + residual[t, r]; bias and residual may be null.
+struct LinearShape {
+    const std::uint8_t* weight;  // packed (contract/packed.h), 16-byte aligned
+    int rows, columns, tokens;
+    float* out;  // [tokens, rows]
+    const float* bias;
+    const float* residual;  // as out
+    int num_leaves;         // a power of two
+    int leaf_ends[kMaxLeaves];
+    Chosen chosen;
+
+    // The matrix of a row of the result, or null, and the row of x.
+    KARAT_INLINE const std::uint8_t* weight_of(int token) const {
+        if (!chosen.matrices) return weight;
+        const int expert = chosen.ids[token] - chosen.first;
+        return expert >= 0 && expert < chosen.count ? chosen.matrices[expert] : nullptr;
+    }
+    KARAT_INLINE int x_row(int token) const { return chosen.matrices ? token / chosen.per_row : token; }
+
+    // A block of threads has 32 rows of a wide panel, or a panel of 16.
+    KARAT_HOST KARAT_INLINE int num_groups() const { return pieces(rows, static_cast<int>(kGroupRows)); }
+    KARAT_HOST KARAT_INLINE int num_blocks() const { return num_groups() / 4 * 2 + num_groups() % 4; }
+};
+
+struct ExpertsShape {
+    Chosen chosen;
+    int rows, columns;
+    const float* pairs;    // [rows, chosen.per_row, columns]: what each row's experts give
+    const float* weights;  // [rows, chosen.per_row]
+    int num_leaves;        // a power of two
+    int leaf_ends[kMaxLeaves];
+    float* out;  // [rows, columns]
+};
+
+struct AttentionShape {
+    CacheView cache;
+    int first_token, num_tokens;  // those of the launch
+    int max_blocks, block_size, num_splits;
+    const std::int32_t *positions, *query_starts, *block_tables;
+    const float* q;  // [tokens, heads, head_dim]
+    float* parts;    // [tokens of the launch, heads, num_splits, head_dim, then total and top]
+    float* out;      // [tokens, heads, head_dim]
+    int num_heads, group_heads, first_head;
+    float scale;
+    int window;     // 0: all
+    float* scores;  // null, or [heads, tokens of sequence score_seq, score_context] of scaled scores, for observers
+    int score_seq, score_context;
+
+    KARAT_HOST KARAT_INLINE int head_dim() const { return static_cast<int>(cache.head_dim); }
+    // The visible keys of a token: begin … end - 1.
+    KARAT_INLINE int end(int token) const { return positions[token] + 1; }
+    KARAT_INLINE int begin(int token) const {
+        const int all = end(token);
+        return window && window < all ? all - window : 0;
+    }
+    KARAT_INLINE float* part(int token, int head, int split) const {
+        const std::size_t at = (static_cast<std::size_t>(token - first_token) * num_heads + head) * num_splits + split;
+        return parts + at * (head_dim() + 2);
+    }
+    KARAT_INLINE float* score(int token, int seq, int head, int position) const {
+        const int first = query_starts[seq], new_tokens = query_starts[seq + 1] - first;
+        return scores + (static_cast<std::size_t>(head) * new_tokens + (token - first)) * score_context + position;
+    }
+};
+
+}  // namespace karat::gpu
