@@ -1,7 +1,4 @@
-"""The loops that measure limits do read every byte and compute every step; times are not judged.
-
-Covers: karat.machine.caches.
-"""
+"""The loops that measure limits do read every byte and compute every step; times are not judged."""
 
 from collections import defaultdict
 from itertools import cycle
@@ -10,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from karat.bench.limits import LimitMeter, ReadPattern, instruction_sets
-from karat.machine.caches import last_cache_bytes
+from karat.bench.limits import LimitMeter, ReadPattern, instruction_sets, last_cache_bytes
 from karat.ops.native import unavailable_reason
 
 if unavailable_reason():

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from karat.bench import shapes
-from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, random_model, shape_config, written
+from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, random_model, shape_config, write_shape, written
 from karat.engine.llm import LLM
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
+from karat.request import SamplingParams
 from karat.text.placeholder import placeholder_tokens
 
 RELEASED = {"qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "llama-3.2-1b": 1_235_814_400}  # parameters
@@ -131,3 +132,16 @@ def test_a_file_of_a_shape_is_the_same_model(stored: str, tmp_path: Path, monkey
             same = np.dtype(np.float32)
             np.testing.assert_array_equal(back.weights[name].to_array(same), weight.to_array(same), err_msg=name)
         assert read_config(back.config).rope == read_config(made.config).rope
+
+
+def test_the_file_of_a_shape_is_a_whole_model(tmp_path: Path) -> None:
+    write_shape(tmp_path / "tiny.gguf", "tiny", "q8_0")
+    with LLM(tmp_path / "tiny.gguf", generation_config="none") as llm:
+        (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 3
+
+
+def test_of_a_shape_that_is_none_there_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not known"):
+        write_shape(tmp_path / "x.gguf", "no-shape", "bf16")
+    assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.earlier import Earlier
-from karat.bench.shape_file import write_shape
+from karat.bench.shapes import write_shape
 from karat.errors import ExecutorError
 from karat.ops.native import supported_isas, unavailable_reason
 

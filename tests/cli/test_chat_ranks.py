@@ -1,7 +1,4 @@
-"""`karat chat` on two ranks: the same answers, and a rank that dies is said while the user still types.
-
-Covers: karat.cli.rank_watch.
-"""
+"""`karat chat` on two ranks: the same answers, and a rank that dies is said while the user still types."""
 
 import json
 import os

@@ -9,11 +9,11 @@ loops are csrc/measure/limits.cpp.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import monotonic
 
 from karat.errors import CapacityError, ExecutorError
-from karat.machine.caches import last_cache_bytes
 from karat.machine.extension import native, unavailable_reason
 
 MIN_BUFFER_BYTES = 512 << 20  # many times a cache
@@ -22,6 +22,7 @@ FIRST_READINGS = 3  # of each pattern, in turns
 NUM_KEPT = 3  # patterns that are read by again in later runs, in turns
 READ_RUN_S = 0.5  # of reading in such a run: memory that was idle is slow for some tenths of a second
 FMA_RUN_S = 0.02
+_L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +142,10 @@ def instruction_sets() -> tuple[str, ...]:
 def _patterns(isas: tuple[str, ...]) -> list[ReadPattern]:
     shapes = [(streams, ahead, chunk) for chunk in (0, 1 << 20) for streams in (1, 2, 4, 8) for ahead in (0, 512, 4096)]
     return [ReadPattern(isa, *shape) for isa in isas for shape in shapes]
+
+
+def last_cache_bytes(size: Path = _L3) -> int:
+    """Bytes of the processor's third-level cache; 0 where Linux states none."""
+    text = size.read_text().strip() if size.exists() else ""
+    number, unit = text[:-1], text[-1:]
+    return int(number) * {"K": 1 << 10, "M": 1 << 20}[unit] if number.isdigit() and unit in "KM" else 0

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.bench.peers.api import PeerModel
+from karat.bench.peers.gguf_file import write_peer_file
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
@@ -23,7 +25,7 @@ from karat.convert.metadata import model_pairs, rope_of
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.opening import open_gguf
-from karat.models.registry import read_config
+from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from karat.text import Tokenizer
 from karat.text.placeholder import placeholder_tokenizer
@@ -164,6 +166,19 @@ def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCh
         tensors.append(rope_factors(config))
     write_gguf(path, [*model_pairs(config, path.stem), ("general.file_type", scalar("UINT32", 0))], tensors)
     return open_gguf(path)
+
+
+def write_shape(path: Path, shape: str, stored: str) -> None:
+    """A GGUF file of the shape with random weights, stored as `stored`, for servers and programs that read files.
+
+    UsageError for an unknown shape or type.
+    """
+    checkpoint = random_model(shape, stored=stored).checkpoint
+    config = read_config(checkpoint.config)
+    weights = {weight.name: weight for weight in find_weights(config, checkpoint).values()}
+    write_peer_file(
+        path, PeerModel(raw_config=checkpoint.config, config=config, weights=weights, quantize=None, num_threads=1)
+    )
 
 
 def _stored_type(shape: tuple[int, ...], wanted: str) -> str:

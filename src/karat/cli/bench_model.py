@@ -48,7 +48,7 @@ class ShapeOptions:
             return embedded_model_path() if model is None else resolve(model, progress=not quiet)
         if model is not None:
             raise UsageError(f"both a model ({model}) and --shape {self.shape}; give one of them")
-        from karat.bench.shape_file import write_shape
+        from karat.bench.shapes import write_shape
 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="karat-bench-")))
         path = folder / f"{self.shape}-{self.weights or 'bf16'}.gguf"

@@ -1,6 +1,9 @@
 """`karat chat`: a conversation on the terminal, or through a pipe."""
 
-from contextlib import nullcontext
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +14,6 @@ from karat.cli.conversation import Conversation
 from karat.cli.exits import one_line
 from karat.cli.generation import load, remark
 from karat.cli.options import LoadOptions, SanitizeControlTokens
-from karat.cli.rank_watch import ranks_watched
 from karat.cli.sampling_options import SamplingOptions
 from karat.cli.terminal import note, tell
 from karat.errors import KaratError, RankError, UsageError
@@ -19,6 +21,8 @@ from karat.request import SamplingParams
 
 if TYPE_CHECKING:
     from karat.engine.llm import LLM
+
+_LOOK_S = 0.5  # between looks for ranks that died
 
 EXAMPLES = """
 Examples
@@ -82,7 +86,7 @@ def _talk(session: ChatSession, llm: "LLM", *, interactive: bool) -> None:
     is_lost = False  # ranks have died: no more answers
     while True:
         try:
-            with nullcontext() if is_lost else ranks_watched(llm):
+            with nullcontext() if is_lost else _ranks_watched(llm):
                 entry = typed_entry(read_line) if interactive else read_entry(read_line)
             if not session.handle(entry):
                 return
@@ -95,3 +99,29 @@ def _talk(session: ChatSession, llm: "LLM", *, interactive: bool) -> None:
             if isinstance(error, RankError) and not is_lost:
                 is_lost = True
                 note("no more answers can come; /save FILE keeps the conversation, Ctrl-D leaves")
+
+
+@contextmanager
+def _ranks_watched(llm: "LLM") -> Iterator[None]:
+    """Inside, the death of a rank soon raises RankError, also during a wait for input. For the main thread only.
+
+    It works by a timer, whose signal interrupts the main thread; SIGCHLD may go to any thread.
+    """
+    llm.check_ranks()
+    if llm.tensor_parallel_size == 1:
+        yield
+        return
+    inside = True
+
+    def look(signum: int, frame: FrameType | None) -> None:
+        if inside:
+            llm.check_ranks()
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_S)
+
+    signal.signal(signal.SIGALRM, look)  # the handler stays, because a last signal may be on its way at the end
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_S)
+    try:
+        yield
+    finally:
+        inside = False
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -329,10 +329,8 @@ TABLE: tuple[Field, ...] = (
         "tools",
         (CHAT, RENDER, TOKENIZE, *ANTHROPIC, *STATELESS),
         Tools,
-        "Functions that the model may call, if its chat template has a place for tools; in chats and responses also "
-        "custom tools, in responses namespaces and the client's tool_search. Tools of other types are "
-        "dropped, each named in the header as tools.NAME, unless one must be called. strict keeps arguments to the "
-        "schema, its objects closed.",
+        "Functions that the model may call, if its chat template has a place for tools. Tools of other types are "
+        "dropped, each named in the header as tools.NAME, unless one must be called.",
     ),
     _honoured(
         "tool_choice",

@@ -5,8 +5,9 @@ import os
 import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
+from karat.check.model.checked import open_model  # noqa: E402
 from karat.check.record.hf import load_hf  # noqa: E402
-from karat.check.record.hybrid import Hybrid, check_part, hybrid_runs, suspects  # noqa: E402
+from karat.check.record.hybrid import Hybrid, check_part, suspects  # noqa: E402
 from karat.config import embedded_model_path  # noqa: E402
 from karat.errors import UsageError  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
@@ -85,12 +86,14 @@ def test_a_folder_and_a_model_are_enough() -> None:
     folder = str(embedded_model_path())
     model = load_hf(folder)
     model.model.layers[2].self_attn.scaling *= 3
-    runs = hybrid_runs(model, folder, ["attention", "mlp", *(f"layer:{k}" for k in range(6))], range(40, 60))
+    right = open_model(folder)
+    hybrid = Hybrid(model, right.config, right.checkpoint, ReferenceOps("float32"), range(40, 60))
+    runs = hybrid.run(["attention", "mlp", *(f"layer:{k}" for k in range(6))])
     assert suspects(runs) == ["attention", "layer:2"]
     by_part = {run.part: run.from_ours for run in runs}
     assert max(by_part["attention"], by_part["layer:2"]) < 1e-3 < min(by_part["mlp"], by_part["layer:1"])
     with pytest.raises(UsageError, match="layer:6"):
-        hybrid_runs(model, folder, ["layer:6"], [1, 2])
+        hybrid.logits("layer:6")
 
 
 def test_unknown_parts_are_named() -> None:

@@ -1,6 +1,6 @@
 """llama.cpp's runs, through its evaluation callback: complete, in Karat's names, and right.
 
-Covers: karat.check.record.llamacpp_worker, karat.check.replay.ggml_rounding.
+Covers: karat.check.record.llamacpp_worker.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from karat.check.model.weights import CheckpointWeights, digest
 from karat.check.record import llamacpp, llamacpp_worker
 from karat.check.record.executors import Steps
 from karat.check.record.llamacpp import llamacpp_tokens, record_llamacpp
-from karat.check.replay.ggml_rounding import half_step
+from karat.check.replay.noise import ggml_half_step
 from karat.check.trace.format import Trace
 from karat.check.trace.reading import read_trace
 from karat.check.trace.selection import EVERYTHING, Selection
@@ -122,7 +122,7 @@ def test_a_recorded_trace_of_it_is_healthy(pytestconfig: pytest.Config) -> None:
 def test_half_a_step_is_as_far_as_rounding_goes(stored: str) -> None:
     """Against rounding itself: 8-bit blocks scaled by their largest magnitude, or a float of fewer bits."""
     x = np.random.default_rng(SEED).standard_normal((5, 512))
-    step = half_step(x, stored)
+    step = ggml_half_step(x, stored)
     assert step is not None
     if stored in FORMATS:
         blocks = x.reshape(5, -1, FORMATS[stored].block_size)
@@ -135,7 +135,7 @@ def test_half_a_step_is_as_far_as_rounding_goes(stored: str) -> None:
         rounded = bits.view(np.float32).astype(np.float64)
     moved = np.abs(rounded - x)
     assert (moved <= step * 1.001 + 1e-7).all() and moved.max() > 0.5 * step.min()
-    assert half_step(x, "F32") is None
+    assert ggml_half_step(x, "F32") is None
 
 
 class Ggml:

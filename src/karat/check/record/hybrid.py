@@ -150,21 +150,6 @@ class Hybrid:
         return torch.from_numpy(np.array(self._ops.read(result)))[None].to(like.dtype)
 
 
-def hybrid_runs(model: Any, folder: str, parts: Sequence[str], ids: Sequence[int]) -> list[HybridRun]:
-    """Karat's reference executor in a loaded transformers model, part by part, with the weights of `folder`.
-
-    model: the model under test, right or faulty (karat.check.record.hf.load_hf loads a right one). Raises UsageError
-    for a part that does not exist.
-    """
-    from karat.check.model.checked import open_model
-    from karat.ops.reference import ReferenceOps
-
-    opened = open_model(folder)
-    for part in parts:
-        check_part(part, opened.config.num_layers)
-    return Hybrid(model, opened.config, opened.checkpoint, ReferenceOps("float32"), ids).run(parts)
-
-
 def check_part(part: str, num_layers: int) -> None:
     """Raise UsageError unless a model of `num_layers` layers has this part."""
     name = part.removeprefix("theirs:")

@@ -1,6 +1,6 @@
 """Traces of llama.cpp over a GGUF file, through its evaluation callback.
 
-llama.cpp runs in a process of its own (llamacpp_worker, by karat.children.worker), so that a broken file ends that
+llama.cpp runs in a process of its own (llamacpp_worker, by karat.children.starter), so that a broken file ends that
 process and not this one. The process imports nothing from the current folder, has a time limit and dies with this one.
 """
 
@@ -22,7 +22,7 @@ from karat.check.trace.reading import read_trace
 from karat.check.trace.selection import EVERYTHING, Selection
 from karat.checkpoint import GgufCheckpoint
 from karat.checkpoint.weights import Weight
-from karat.children.worker import run_worker
+from karat.children.starter import run_worker
 from karat.errors import ExecutorError
 
 _MOST_SECONDS = 1800.0  # for one run of llama.cpp

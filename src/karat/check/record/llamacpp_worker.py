@@ -2,7 +2,7 @@
 
 Flash attention is off and the cache is float32, so that scores exist. Scores are llama.cpp's products q · k with the
 scale and the mask of its softmax. Before a product with a weight that is not float32, llama.cpp rounds activations
-(karat.check.replay.ggml_rounding).
+(karat.check.replay.noise).
 """
 
 import ctypes

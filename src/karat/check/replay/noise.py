@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from karat.check.model import integers
 from karat.check.model.context import Context
 from karat.check.model.graph import Node
-from karat.check.replay import ggml_rounding
 from karat.check.replay.accumulation import Accumulation
 from karat.check.trace.format import TraceInfo
 from karat.config import FloatName
+from karat.quant import FORMATS
 
 Array = NDArray[np.floating]
 
@@ -57,7 +57,7 @@ class Noise:
             return inputs
         x, weight = inputs[0].reshape(len(inputs[0]), -1), node.params["weight"]
         if self._activations == "ggml":
-            step = ggml_rounding.half_step(x, self._context.weights.stored_type(weight))
+            step = ggml_half_step(x, self._context.weights.stored_type(weight))
         else:
             step = integers.half_step(x, self._activations) if self._context.reads_integers(weight) else None
         return inputs if step is None else [x + step * self._rng.uniform(-1, 1, x.shape)]
@@ -94,3 +94,25 @@ class Noise:
 def _pool(dtype: np.dtype[np.floating]) -> Array:
     """Uniform numbers from -1 to 1, a prime number of them."""
     return np.random.default_rng(0).uniform(-1, 1, 262_139).astype(dtype)
+
+
+def ggml_half_step(x: Array, stored: str) -> Array | None:
+    """The largest error of ggml's rounding for each value of x [tokens, features], the inputs of a matrix product.
+
+    None if nothing is rounded. Inputs are rounded to fit the stored type of the weight (vec_dot_type):
+
+        weight                       inputs become
+        block format of 32 values    8-bit integers in blocks of 32 (Q8_0, Q8_1)
+        block format of 256 values   8-bit integers in blocks of 256 (Q8_K)
+        f16, bf16                    the same type
+        f32                          unchanged
+
+    The largest magnitude of a block becomes 127.
+    """
+    if stored in ("F16", "BF16"):
+        return np.abs(x) * (2.0**-11 if stored == "F16" else 2.0**-8)
+    if (format_ := FORMATS.get(stored)) is None:
+        return None
+    blocks = x.reshape(len(x), -1, format_.block_size)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    return np.broadcast_to(largest / 254, blocks.shape).reshape(x.shape)

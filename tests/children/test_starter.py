@@ -1,7 +1,4 @@
-"""A piece of work in a process of its own: it fails, takes too long or is done, and leaves nothing behind.
-
-Covers: karat.children.starter.
-"""
+"""A piece of work in a process of its own: it fails, takes too long or is done, and leaves nothing behind."""
 
 import os
 import time
@@ -12,7 +9,7 @@ import pytest
 from karat.check.record import llamacpp
 from karat.check.record.executors import Steps
 from karat.children import starter
-from karat.children.worker import run_worker
+from karat.children.starter import run_worker
 from karat.errors import ExecutorError
 
 WORK = """
