@@ -1,7 +1,7 @@
 """The diagnosis names what was broken and nothing else. `python -m tools.zoo` counts; this is a sample of each row.
 
-Covers: karat.check.diagnosis.budget, karat.check.diagnosis.fitted_head, karat.check.diagnosis.known_mistakes,
-karat.check.diagnosis.searched, karat.check.diagnosis.wording.
+Covers: karat.check.diagnosis.attempt, karat.check.diagnosis.budget, karat.check.diagnosis.fitted_head,
+karat.check.diagnosis.known_mistakes, karat.check.diagnosis.searched, karat.check.diagnosis.wording.
 """
 
 from contextlib import ExitStack
@@ -199,7 +199,7 @@ def test_a_diagnosis_is_the_same_where_next_to_nothing_is_kept(monkeypatch: pyte
 
     expected = facts()
     assert [bugs for bugs, _ in expected[1]] == [{"bias-missing"}]
-    monkeypatch.setattr("karat.check.replay.replay._BUDGET", 1)
+    monkeypatch.setattr("karat.check.replay.runs._BUDGET", 1)
     found = facts()
     assert [(f.name, f.is_wrong, f.error) for f in found[0]] == [(f.name, f.is_wrong, f.error) for f in expected[0]]
     assert found[1] == expected[1]

@@ -3,7 +3,8 @@
 Covers: karat.check.model.checked, karat.check.model.graph, karat.check.model.ops, karat.check.model.roles,
 karat.check.model.tokens, karat.check.model.weights, karat.check.record.executors, karat.check.record.hf,
 karat.check.replay.accumulation, karat.check.replay.align, karat.check.replay.distances, karat.check.replay.drift,
-karat.check.replay.finding, karat.check.replay.noise, karat.check.replay.segments, karat.check.trace.selection.
+karat.check.replay.finding, karat.check.replay.noise, karat.check.replay.runs, karat.check.replay.segments,
+karat.check.trace.selection.
 """
 
 import os

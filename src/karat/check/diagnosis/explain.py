@@ -1,7 +1,7 @@
 """Explaining a wrong result: it is computed again with every known mistake, and with pairs of them.
 
-A name is given only when its mistake reproduces the recorded numbers to rounding. Mistakes that reproduce them equally
-well are one class, and the class is what is reported.
+Mistakes that reproduce the recorded numbers (karat.check.diagnosis.attempt) equally well are one class, and the class
+is what is reported.
 """
 
 import math
@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from karat.check.diagnosis.attempt import attempt
 from karat.check.diagnosis.budget import SearchBudget
-from karat.check.diagnosis.fitted_head import fitted_head
-from karat.check.diagnosis.known_mistakes import merged
+from karat.check.diagnosis.fitted_head import other_head
 from karat.check.diagnosis.parted import Parted, degrees
 from karat.check.diagnosis.proposals import Proposals, frozen
 from karat.check.diagnosis.searched import same_by_factor, searched
@@ -25,19 +23,12 @@ from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.fitted import fits
 from karat.check.mistakes.nodes import changed
 from karat.check.mistakes.parts import within
-from karat.check.model.graph import Edits
-from karat.check.replay.distances import distance
-from karat.check.replay.finding import LIMIT, Array, Finding
+from karat.check.replay.finding import Finding
 from karat.check.replay.replay import Replay
 
-# A mistake reproduces a result if the error that is left is rounding. Healthy ops stay below 4 (replay.finding.LIMIT).
-REPRODUCED = 5.0
-# It also has to divide the error by this. A fit has a free number, so it has to do more.
-GAIN, FIT_GAIN = 3.0, 10.0
 EVERYTHING = "any mistake"
 DEARER = "mistakes in parts, of other numbers, and in pairs"
 _SHOWN = 6
-_OVERFLOW = "overflow-fp16"  # leaves infinity or NaN; without any, float16 is a narrower type (narrow-arithmetic)
 _OF_PARTS = (1, 1.5, 3.5)  # the costs of searches for mistakes in parts
 # Mistakes at several results that are proposed for every choice of them; so one that is made at others is not this one.
 _LISTED_BY_PLACES = frozenset({"rope-before-bias"})
@@ -228,59 +219,7 @@ class Explainer:
 
     def attempt(self, finding: Finding, variants: tuple[Variant, ...]) -> BugExplanation | None:
         """The explanation by these mistakes; None if they do not give the recorded result."""
-        edits = merged(variants)
-        if edits is None:
-            return None
-        others = {source for params in edits.values() for source in params.get("inputs", ())} - {*finding.segment}
-        if not all(map(self.replay.is_finite, others)):
-            return None  # NaN of results that follow from this one
-        expected = self.replay.run(finding.segment, edits)
-        if any(variant.bug == _OVERFLOW for variant in variants):
-            is_alone = len(finding.segment) == 1
-            if np.isfinite(expected).all() or (is_alone and not finding.odd):
-                return None
-        if not self._is_close(finding, expected, edits):
-            return None
-        left = self.replay.judge(finding.name, finding.segment, expected, edits)
-        gain = FIT_GAIN if any(variant.fitted or variant.part for variant in variants) else GAIN
-        if left.ratio > REPRODUCED or left.ratio * gain > finding.ratio or not self._tells(finding, expected, edits):
-            return None
-        # A mistake with a higher floor of its own may have a small ratio without reducing the error.
-        return BugExplanation(variants, left.ratio, left.error) if left.error * GAIN <= finding.error else None
-
-    def _tells(self, finding: Finding, expected: Array, edits: Edits) -> bool:
-        """Whether values are wrong that cannot be overflows under these mistakes, so that the mistakes explain them."""
-        beyond = self.replay.overflowed(finding.name, expected, edits)
-        if not beyond.any():
-            return True
-        recorded, right = self.replay.recorded[finding.name], self.replay.run(finding.segment)
-        there: Any = True if recorded.present is None else recorded.present
-        error = np.where(there & ~beyond, distance(recorded.values, right), 0)
-        return bool((error > LIMIT * self.replay.floor(finding.segment, right)).any())
-
-    def _is_close(self, finding: Finding, expected: Array, edits: Edits) -> bool:
-        """A cheap test before the floor under a mistake is measured: whether the result is roughly the recorded one."""
-        recorded = self.replay.recorded[finding.name]
-        got = recorded.values
-        with np.errstate(all="ignore"):
-            if recorded.present is not None:
-                got = np.where(recorded.present, got, expected)
-            if self.graph.nodes[finding.name].kind == "softmax":
-                got = np.where(self.replay.undefined(finding.name, expected), expected, got)
-            got = np.where(self.replay.overflowed(finding.name, expected, edits), expected, got)
-            if not np.array_equal(np.isnan(got), np.isnan(expected)):
-                return False
-            if not np.array_equal(np.isposinf(got), np.isposinf(expected)):
-                return False
-            if not np.array_equal(np.isneginf(got), np.isneginf(expected)):
-                return False
-            finite = np.isfinite(got)
-            if not finite.any():
-                return True
-            error = np.abs(got[finite] - expected[finite]).max()
-            size = np.abs(expected[finite]).max()
-            # Rounding moves the result of a whole layer by far less than this share of its largest value.
-            return bool(error <= max(0.02, 200 * self.replay.unit) * size) if size else bool(error == 0)
+        return attempt(self.replay, finding, variants)
 
     def _pairs(self, finding: Finding) -> list[BugExplanation]:
         """Pairs of mistakes at one place, until the time is up."""
@@ -343,19 +282,3 @@ def _moved(variant: Variant, replay: Replay, layers: Sequence[int], names: Seque
         places = [node] if node.layer is None else [graph.by_role[layer, node.role] for layer in layers]
         edits |= {place.name: params for place in places if place.name in inside}
     return replace(variant, edits=edits) if edits else None
-
-
-def other_head(replay: Replay, finding: Finding) -> BugExplanation | None:
-    """Logits explained as a linear map of the final hidden state that is none of the model's weights."""
-    found = fitted_head(replay, finding)
-    if found is None:
-        return None
-    ratio, error, num_fitted = found
-    largest = np.abs(replay.recorded["lm_head"].values).max()
-    if ratio > REPRODUCED or not error < finding.error or not error * FIT_GAIN < largest:
-        return None
-    detail = (
-        f"a linear map of the final norm that is none of the model's weights ({num_fitted} rows fitted, rest tested)"
-    )
-    bug = "tie-ignored" if replay.graph.config.tie_word_embeddings else "head-other"
-    return BugExplanation((Variant(bug, detail, {"lm_head": {}}, fitted=True),), ratio, error)

@@ -2,12 +2,31 @@
 
 import numpy as np
 
+from karat.check.diagnosis.attempt import FIT_GAIN, REPRODUCED
+from karat.check.diagnosis.verdict import BugExplanation
+from karat.check.mistakes.catalogue import Variant
 from karat.check.model.evaluate import evaluate
 from karat.check.replay.finding import F64, Finding
 from karat.check.replay.replay import Replay
 
 _TESTED = 4  # tokens at least, on which a map that was fitted to the others is tried
 _MORE = 4  # tokens beyond one for each hidden feature: as many give any logits
+
+
+def other_head(replay: Replay, finding: Finding) -> BugExplanation | None:
+    """Logits explained as a linear map of the final hidden state that is none of the model's weights."""
+    found = fitted_head(replay, finding)
+    if found is None:
+        return None
+    ratio, error, num_fitted = found
+    largest = np.abs(replay.recorded["lm_head"].values).max()
+    if ratio > REPRODUCED or not error < finding.error or not error * FIT_GAIN < largest:
+        return None
+    detail = (
+        f"a linear map of the final norm that is none of the model's weights ({num_fitted} rows fitted, rest tested)"
+    )
+    bug = "tie-ignored" if replay.graph.config.tie_word_embeddings else "head-other"
+    return BugExplanation((Variant(bug, detail, {"lm_head": {}}, fitted=True),), ratio, error)
 
 
 def fitted_head(replay: Replay, finding: Finding) -> tuple[float, float, int] | None:

@@ -39,8 +39,10 @@ def run_layerwise(
     total = recorder.end = len(ids)
 
     def load(module: Any, prefix: str) -> None:
+        # A copy lies where torch puts a weight, on which the bits of a product depend; in a file tensors lie anywhere.
         module.load_state_dict(
-            {name: files.tensor(f"{prefix}.{name}").to(torch.float32) for name in module.state_dict()}, assign=True
+            {name: files.tensor(f"{prefix}.{name}").to(torch.float32, copy=True) for name in module.state_dict()},
+            assign=True,
         )
 
     with torch.no_grad(), ExitStack() as stack:
