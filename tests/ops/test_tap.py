@@ -1,12 +1,44 @@
 """A tap sees every op under its canonical name and changes nothing."""
 
 import random
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from karat.ops.reference import ReferenceOps
 from karat.ops.tap import Tap
+from tests.support.conformance import load
+
+
+@dataclass
+class TwoRanks:
+    """A group in which the other rank has the same part."""
+
+    def all_gather(self, part: Any) -> list[Any]:
+        return [part, part]
+
+
+def test_a_sum_over_ranks_has_this_ranks_part_beside_it() -> None:
+    """Of linear layers without the bias, which is added once; of experts too. Only where it is kept."""
+    ops, rng = ReferenceOps("float32"), np.random.default_rng(5)
+    group: Any = TwoRanks()
+    x, bias = rng.standard_normal((3, 8), np.float32), rng.standard_normal(8, np.float32)
+    matrices = [load(ops, rng.standard_normal((8, 8), np.float32)) for _ in range(3)]
+    experts = tuple((matrix, matrix) for matrix in matrices)
+    ids, weights = np.array([[0, 1]] * 3, np.int32), np.full((3, 2), 0.5, np.float32)
+    for keep, kept in ((lambda _: True, {"a", "a.partial", "b", "b.partial"}), (lambda name: name == "b", {"b"})):
+        tap = Tap(ops, keep)
+        tap.linear(x, matrices[0], bias, leaves=(8,), group=group, name="a")
+        tap.experts(x, ids, weights, *experts, leaves=(1, 2), group=group, name="b")
+        assert tap.records.keys() == kept
+        if len(kept) > 2:
+            (whole,), (part,) = tap.records["b"], tap.records["b.partial"]
+            np.testing.assert_array_equal(whole, part + part)
+            (whole,), (part,) = tap.records["a"], tap.records["a.partial"]
+            np.testing.assert_array_equal(whole, part + part + bias)
+
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from tests.support import forward, random_models  # noqa: E402

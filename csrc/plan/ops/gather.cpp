@@ -15,7 +15,7 @@ struct ArriveOp final : CollectiveOp {
 };
 
 // Writes this rank's columns into the whole result.
-struct GatherOp final : RowOp {
+struct GatherColumnsOp final : RowOp {
     Register x, out;
     std::size_t first, width;  // of the whole
     std::uint32_t collective;  // of the ArriveOp after it
@@ -47,8 +47,8 @@ Register record::gather(Plan& plan, TransportRef group, Register x, std::size_t 
     const RegisterInfo info = plan.info(x);
     require(first <= width && info.width <= width - first, "columns beyond the whole");
     for (const auto& op : plan.ops())
-        require(dynamic_cast<const GatherOp*>(op.get()) == nullptr, "one result is gathered in a plan");
-    auto op = std::make_unique<GatherOp>();
+        require(dynamic_cast<const GatherColumnsOp*>(op.get()) == nullptr, "one result is gathered in a plan");
+    auto op = std::make_unique<GatherColumnsOp>();
     op->x = x;
     op->first = first;
     op->width = width;

@@ -2,16 +2,19 @@
 
 from collections.abc import Collection
 
+from karat import request
+
 _FOREIGN = {
     b"<": "it looks like a web page: the download failed or needs a login; download it again",
     b"version ": "it is a Git LFS pointer, not the file: run `git lfs pull` there",
 }
 
 
-def shown(value: object, limit: int = 80) -> str:
-    """Python's representation of `value`, in ASCII, cut at `limit` characters."""
-    text = ascii(value[:limit] if isinstance(value, str | list | tuple) else value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def shown(value: object) -> str:
+    """What a file says, for an error message: as `karat.request.shown` has it, in ASCII alone."""
+    text = request.shown(value)
+    line = text.removesuffix("…").encode("ascii", "backslashreplace").decode()
+    return line if len(line) <= 80 and not text.endswith("…") else line[:79] + "…"
 
 
 def listed(names: Collection[str], limit: int = 10) -> str:

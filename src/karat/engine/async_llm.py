@@ -253,7 +253,14 @@ class AsyncLLM:
         The first step of the iteration raises RequestError or CapacityError for a request that can never be served, and
         OverloadedError if the queue is full.
         """
-        how = RequestOptions(request_id, priority, salt, prompt_progress, receipt, resume)
+        how = RequestOptions(
+            name=request_id,
+            priority=priority,
+            salt=salt,
+            tells_progress=prompt_progress,
+            receipt=receipt,
+            resume=resume,
+        )
         async with self._opener.opened(prompt, params, how) as opened:
             while True:
                 update = await opened.next()
@@ -279,7 +286,14 @@ class AsyncLLM:
         The event loop calls `see` as the update comes, without waking up a task: this is the cheapest way to a token.
         `see` must not block. Its exception ends the request and is raised here.
         """
-        how = RequestOptions(request_id, priority, salt, prompt_progress, receipt, resume)
+        how = RequestOptions(
+            name=request_id,
+            priority=priority,
+            salt=salt,
+            tells_progress=prompt_progress,
+            receipt=receipt,
+            resume=resume,
+        )
         async with self._opener.opened(prompt, params, how, see) as opened:
             return await opened.output()
 

@@ -16,12 +16,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from karat.ops.api import HeadGroups
-from karat.ops.leaves import NUM_LEAVES, leaf_ends
+from karat.ops.leaves import NUM_LEAVES, ROWS_TOGETHER, leaf_ends
 from karat.ranks.group import Group
 
 Piece = tuple[int, int]  # [start, stop) of an axis
-
-_VOCAB_UNIT = 64  # rows that a kernel takes together
 
 
 class Cut(NamedTuple):
@@ -82,7 +80,7 @@ def own_groups(num_heads: int, num_kv_heads: int, unit: int, group: Group) -> He
 
 def vocab_ends(vocab_size: int, group: Group) -> tuple[int, ...]:
     """The row of the vocabulary at which each rank's part ends."""
-    unit = _VOCAB_UNIT if vocab_size >= _VOCAB_UNIT * NUM_LEAVES else 1
+    unit = ROWS_TOGETHER if vocab_size >= ROWS_TOGETHER * NUM_LEAVES else 1
     ends = [vocab_size // unit * (rank + 1) // group.size * unit for rank in range(group.size)]
     return (*ends[:-1], vocab_size)
 

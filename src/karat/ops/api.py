@@ -13,7 +13,7 @@ the contract raise ExecutorError.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -66,6 +66,10 @@ class Op(Generic[R]):
     def each(self, change: Callable[[str, Tensor], Tensor], result: R) -> R:
         """`result` of this op, in which change(name, tensor) takes the place of each tensor."""
         return result
+
+    def of_this_rank(self) -> "Single | None":
+        """Of a sum over ranks, the op whose result is this rank's part; None of any other op."""
+        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -137,6 +141,9 @@ class Linear(Single):
     _: KW_ONLY
     leaves: tuple[int, ...] | None = None
     group: Group | None = None
+
+    def of_this_rank(self) -> "Linear | None":
+        return None if self.group is None else replace(self, bias=None, group=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,6 +299,9 @@ class Experts(Single):
     leaves: tuple[int, ...]
     first: int = 0
     group: Group | None = None
+
+    def of_this_rank(self) -> "Experts | None":
+        return None if self.group is None else replace(self, group=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ binary tree. A rank owns a subtree: 8, 4, 2 or 1 neighbouring leaves.
 """
 
 NUM_LEAVES = 8
+ROWS_TOGETHER = 64  # rows of a matrix that the native executor packs together: ranks share out whole ones
 
 
 def leaf_ends(columns: int, unit: int | None) -> tuple[int, ...]:

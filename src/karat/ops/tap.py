@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import LayerShape, RopeConfig
-from karat.ops.api import Cache, Linear, Loaded, Observed, Observer, Op, RopeTable, Step, Tensor
+from karat.ops.api import Cache, Loaded, Observed, Observer, Op, RopeTable, Step, Tensor
 from karat.ops.executor import CacheSpec, Executor, Held
 
 
@@ -32,8 +32,8 @@ class Tap(Executor):
     def apply(self, op: Op[Any]) -> Any:
         if isinstance(op, Observed):
             op = replace(op, observe=self._observer(op))
-        if isinstance(op, Linear) and op.group is not None and self._keep(partial := f"{op.name}.partial"):
-            self._record(partial, self._inner.apply(replace(op, bias=None, group=None)))
+        if (part := op.of_this_rank()) is not None and self._keep(name := f"{part.name}.partial"):
+            self._record(name, self._inner.apply(part))
         return op.each(self._record, self._inner.apply(op))
 
     def _record(self, name: str, x: Tensor) -> Tensor:

@@ -103,7 +103,14 @@ class Answering:
             asks.append(Ask(prompt, going_on(prompt, params), text))
         tenant = request.scope.get("karat.tenant")
         salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
-        return AskedWork(tuple(asks), given["seed"], asked.priority, salt, karat_options.receipt, karat_options.resume)
+        return AskedWork(
+            asks=tuple(asks),
+            seed=given["seed"],
+            priority=asked.priority,
+            salt=salt,
+            receipt=karat_options.receipt,
+            resume=karat_options.resume,
+        )
 
     async def _follow(
         self, subject: Subject, llm: AsyncLLM, see: Callable[[int, RequestUpdate], None], *, progress: bool

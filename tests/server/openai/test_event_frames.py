@@ -22,7 +22,9 @@ TEXTS = st.lists(
 
 def events(kind: type[ChatEvents | TextEvents], form: AnswerForm) -> ChatEvents | TextEvents:
     ask = Ask((1, 2, 3), SamplingParams(n=2))
-    subject = Subject(Heading("cmpl-1", 7, 'a "name"'), form, AskedWork((ask,), 5), cast(Any, None), UpdateTally([3]))
+    subject = Subject(
+        Heading("cmpl-1", 7, 'a "name"'), form, AskedWork(asks=(ask,), seed=5), cast(Any, None), UpdateTally([3])
+    )
     return kind(subject)
 
 

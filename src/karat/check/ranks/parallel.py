@@ -161,7 +161,7 @@ def first_difference(graph: Graph, control: Trace, trace: Trace, biases: Mapping
         where = _first_place(want, got)
         parts = [trace.arrays.get(f"{name}.partial@{rank}") for rank in range(trace.info.ranks)]
         known = [part for part in parts if part is not None]
-        if node.kind == "linear" and len(known) == trace.info.ranks:
+        if len(known) == trace.info.ranks:
             total = tree_sum(known)
             if name in biases:
                 total = total + biases[name]

@@ -43,16 +43,22 @@ Result = TypeVar("Result")
 _NUM_THREADS = 2  # for templates and tokenizers
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTerms:
+    """What a client may say of how a request is served: arguments of `AsyncLLM.stream`."""
+
+    priority: int = 0
+    salt: str | None = None
+    receipt: ReceiptWish = False
+    resume: Resume | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions(RequestTerms):
     """How a request is computed and reported: the arguments of `AsyncLLM.stream` besides prompt and params."""
 
     name: str | None = None
-    priority: int = 0
-    salt: str | None = None
     tells_progress: bool = False
-    receipt: ReceiptWish = False
-    resume: Resume | None = None
     shares: bool = True
 
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from karat.engine.receipts.verifying import ReceiptWish
+from karat.engine.remote.opening import RequestTerms
 from karat.engine.requests.request_making import Prompt
-from karat.request import Resume, SamplingParams
+from karat.request import SamplingParams
 from karat.server.asking.karat_field import NO_KARAT_OPTIONS, KaratOptions
 from karat.server.asking.tools import NO_TOOLS, Tools
 from karat.server.asking.variables import Effort
@@ -111,16 +111,12 @@ class Ask:
         return {"prompt_token_ids": self.prompt, "prompt": self.text}
 
 
-@dataclass(frozen=True, slots=True)
-class AskedWork:
-    """The prompts of one HTTP request, with their common seed, priority and salt."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedWork(RequestTerms):
+    """The prompts of one HTTP request, with their common seed and terms."""
 
     asks: tuple[Ask, ...]
     seed: int
-    priority: int = 0
-    salt: str | None = None
-    receipt: ReceiptWish = False
-    resume: Resume | None = None
 
 
 def ids_of(prompt: tuple[int, ...] | ChatPrompt) -> tuple[int, ...]:
