@@ -3,7 +3,7 @@
 Covers: karat.check.diagnosis.signs, karat.check.session.other_side, karat.check.stages.generation,
 karat.check.stages.health, karat.check.stages.hybrid, karat.check.stages.invariance, karat.check.stages.layers,
 karat.check.stages.logits, karat.check.stages.other_engines, karat.check.stages.registry, karat.cli.check_facts,
-karat.cli.check_ranks, karat.cli.perplexity.
+karat.cli.perplexity.
 """
 
 import json
@@ -270,7 +270,7 @@ class TestInvariance:
 
     def test_another_executor_is_refused(self, karat_here: Karat) -> None:
         done = karat_here("check", "--invariance", "--executor", "reference")
-        assert done.returncode == 2 and "only the native executor promises" in done.stderr
+        assert done.returncode == 2 and "only the native executor and GPUs promise" in done.stderr
 
 
 def test_layers_stages_and_the_original_are_chosen(tmp_path: Path, karat_here: Karat) -> None:

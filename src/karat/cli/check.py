@@ -93,8 +93,7 @@ def check(
     import secrets
 
     from karat.check.model.checked import open_model
-    from karat.check.record import llamacpp
-    from karat.check.session.agreement import has_transformers
+    from karat.check.session.engines_beside import engines_beside
     from karat.check.session.session import STAGES, CheckPlan, CheckSession
     from karat.check.session.stage import meaning, overall
     from karat.check.stages.registry import run_stages
@@ -117,7 +116,7 @@ def check(
     if save_trace is not None and size is None:
         raise UsageError("--save-trace is for the traces of ranks: give --tensor-parallel-size too")
     if size is not None or invariance:
-        others = {
+        unread = {
             "--against": against,
             "--prompt": prompt,
             "--stories": stories,
@@ -129,50 +128,22 @@ def check(
             "--report": report,
             "--invariance": (invariance and size is not None) or None,
         }
-        if ignored := next((name for name, value in others.items() if value is not None), None):
+        if ignored := next((name for name, value in unread.items() if value is not None), None):
             alone = "--invariance" if size is None else "--tensor-parallel-size"
             raise UsageError(f"{ignored} cannot be combined with {alone}, which compares random tokens; leave it out")
     if size is not None:
-        from karat.cli.check_ranks import show_ranks
-
         raise typer.Exit(
-            show_ranks(open_model(model, overrides), size, num_tokens, computed, trace=save_trace, as_json=as_json)
+            _show_ranks(open_model(model, overrides), size, num_tokens, computed, trace=save_trace, as_json=as_json)
         )
     if invariance:
         raise typer.Exit(_show_invariance(open_model(model, overrides), num_tokens, computed, as_json=as_json))
-    if against == "llama.cpp" and not llamacpp.is_installed():
-        raise UsageError("--against llama.cpp needs it: pip install llama-cpp-python")
-    if against == "hf" and not has_transformers():
-        raise UsageError("--against hf needs torch and transformers: pip install torch transformers")
-    if hybrid and not has_transformers():
-        raise UsageError("--hybrid needs torch and transformers: pip install torch transformers")
     chosen = STAGES if stages is None else tuple(stages.split(","))
     if wrong := sorted(set(chosen) - set(STAGES)):
         raise UsageError(f"--stages {wrong[0]!r}: expected some of {','.join(STAGES)}")
     opened = open_model(model, overrides)
-    if overrides.changes_model and (against in ("hf", "llama.cpp") or hybrid):
-        raise UsageError(
-            "transformers and llama.cpp read the model's files alone; leave out --override and --rope-scaling, or "
-            "--against and --hybrid"
-        )
-    if hybrid:
-        from karat.check.record.hybrid import check_part
-
-        for part in hybrid:
-            check_part(part, opened.config.num_layers)
-    if (against == "hf" or hybrid) and opened.path.is_file():
-        raise UsageError(f"transformers needs a folder to be compared with, and {opened.path} is a file")
-    if against == "llama.cpp" and not opened.path.is_file():
-        raise UsageError(f"llama.cpp needs a GGUF file; make one of {opened.path} with karat convert")
-    with_llamacpp = against == "llama.cpp" or (against is None and llamacpp.is_installed() and llamacpp.reads(opened))
-    if overrides.changes_model and against is None:
-        note("compared with float64 alone: transformers and llama.cpp read the model's files without the overrides")
-        with_llamacpp = False
-    with_hf = (
-        not overrides.changes_model and opened.path.is_dir() and has_transformers()
-        if against is None
-        else against == "hf"
-    )
+    beside = engines_beside(opened, against, hybrid or (), is_changed=overrides.changes_model)
+    if beside.remark is not None:
+        note(beside.remark)
     if report is not None and not report.parent.is_dir():
         raise OutputError(f"--report {report}: there is no folder {report.parent}; make it, or choose another place")
     drawn = secrets.randbelow(2**31) if seed is None else seed
@@ -182,8 +153,8 @@ def check(
         hybrid=tuple(hybrid or ()),
         prompt=prompt,
         num_tokens=num_tokens,
-        with_hf=with_hf,
-        with_llamacpp=with_llamacpp,
+        with_hf=beside.with_hf,
+        with_llamacpp=beside.with_llamacpp,
         original=None if original is None else open_model(original),
         layers=None if layers is None else _layers(layers, opened.config.num_layers),
         stages=chosen,
@@ -248,6 +219,28 @@ def _show_invariance(model: "CheckedModel", num_tokens: int, computed: dict[str,
     facts = {"verdict": "exact" if same else "bug", "tokens": num_tokens, "settings": rows}
     emit(json.dumps(facts, indent=2) + "\n" if as_json else f"verdict: {facts['verdict']}\n")
     return 0 if same else 1
+
+
+def _show_ranks(
+    model: "CheckedModel", size: int, num_tokens: int, chosen: dict[str, Any], *, trace: Path | None, as_json: bool
+) -> int:
+    """Show each stage when it is done; return the exit code. `chosen` are fields of the plan."""
+    from karat.check.ranks.check import check_parallel
+    from karat.check.ranks.session import ParallelPlan, overall
+
+    plan = ParallelPlan(model=model, size=size, num_tokens=num_tokens, trace=trace, **chosen)
+    stages = []
+    for stage in check_parallel(plan):
+        stages.append(stage)
+        if not as_json:
+            emit(
+                "\n".join([f"{stage.name:11} {stage.verdict}", *(f"            {line}" for line in stage.lines)]) + "\n"
+            )
+    verdict = overall({stage.verdict for stage in stages})
+    rows = [{"name": stage.name, "verdict": stage.verdict, "lines": list(stage.lines)} for stage in stages]
+    facts = {"verdict": verdict, "model": str(plan.model.path), "ranks": size, "tokens": num_tokens, "stages": rows}
+    emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else f"verdict: {verdict}\n")
+    return 1 if verdict == "bug" else 0
 
 
 def _lines(stage: "Stage") -> str:
