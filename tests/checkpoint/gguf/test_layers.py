@@ -1,5 +1,6 @@
 """Layers that only predict further tokens are set aside, and a number for each layer is one number where all agree."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from karat.checkpoint.gguf import GgufCheckpoint
+from karat.checkpoint.gguf.checkpoint import read_gguf
 from karat.convert import MIXES, convert
 from karat.errors import CheckpointError, ConfigError
+from karat.models.families import FAMILIES
 from karat.models.opening import open_gguf
 from karat.models.registry import find_weights, read_config
 from tests.checkpoint.gguf.builders import ARRAY, BOOL, F32, I32, STRING, U32, Tensor, build, pairs, tensors, tiny
@@ -120,6 +123,25 @@ class TestNumbersByLayer:
     ) -> None:
         with pytest.raises(ConfigError, match=words):
             opened(tmp_path / "a.gguf", tiny({f"llama.{key}": (ARRAY, value)}))
+
+    def test_different_ones_are_a_list_where_a_family_takes_them(self, tmp_path: Path) -> None:
+        """As config.json has them; the number of all layers is the largest."""
+        by_layer = {"feed_forward_length": "intermediate_sizes", "rope.freq_base": "rope_thetas"}
+        form = replace(FAMILIES["llama"].gguf, by_layer=by_layer)
+        layer = [(name.replace("blk.0.", "blk.1."), *rest) for name, *rest in tensors() if name.startswith("blk.0.")]
+        found = {}
+        for name, sizes in (("equal", [32, 32]), ("different", [16, 32])):
+            values: dict[str, tuple[int, Any]] = {
+                "llama.block_count": (U32, 2),
+                "llama.feed_forward_length": (ARRAY, (U32, sizes)),
+                "llama.rope.freq_base": (ARRAY, (F32, [500.1, 500.1 if name == "equal" else 1e4])),
+            }
+            path = tmp_path / f"{name}.gguf"
+            path.write_bytes(build(pairs(values), [*tensors(), *layer]))  # type: ignore[list-item]
+            found[name] = read_gguf(path, {"llama": form}).config
+        lists = {"intermediate_sizes": [16, 32], "rope_thetas": [500.1, 1e4]}
+        assert found["equal"]["intermediate_size"] == found["different"]["intermediate_size"] == 32
+        assert found["different"] == found["equal"] | lists | {"rope_theta": 1e4}
 
     def test_texts_are_no_numbers(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is an array of 1 STRING; expected int"):

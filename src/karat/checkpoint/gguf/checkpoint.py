@@ -78,8 +78,11 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
         layers.check(stored, form.architecture)
         used, unused = set_aside(stored, layers.part_of)
         weights = _named(path, used, form)
-        numbers = one_for_all_layers(metadata, known_keys(form.architecture), layers)
-        config = overrides.of_config(read_config(numbers, model_type, form, layers, weights, factors), settled)
+        arch = form.architecture
+        free = {f"{arch}.{key}": name for key, name in form.by_layer.items()}
+        numbers, different = one_for_all_layers(metadata, known_keys(arch), layers, free)
+        stated = read_config(numbers, model_type, form, layers, weights, factors) | different
+        config = overrides.of_config(stated, settled)
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault
     weights = _ordered(weights, form, config["head_dim"])

@@ -62,6 +62,7 @@ class GgufForm(Generic[C]):
     numbers: the numbers that only this architecture has, GGUF's key -> config.json's. A file without one, or with 0,
         has the default of config.json.
     counts: the same of integers.
+    by_layer: keys whose numbers may differ between layers, GGUF's key -> config.json's, which has a list of them.
     has_rope: whether a layer has RoPE, by its index: no file states it.
     constants: keys of config.json with one value in all models of the architecture, which files leave out.
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
@@ -78,6 +79,7 @@ class GgufForm(Generic[C]):
     has_window: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
+    by_layer: Mapping[str, str] = field(default_factory=dict)
     has_rope: Callable[[int], bool] = lambda _: True
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     claims: Callable[[Metadata], bool] = lambda _: True

@@ -1,7 +1,7 @@
 """The layers of a GGUF file: how many the model has, which only predict further tokens, and numbers stated for each."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,12 +48,17 @@ def read_layers(metadata: Metadata, arch: str) -> Layers:
     return Layers(blocks - predicting, predicting)
 
 
-def one_for_all_layers(metadata: Metadata, keys: Collection[str], layers: Layers) -> Metadata:
-    """The metadata with one number for each of `keys` for which the file has an array of equal ones, one a layer.
+def one_for_all_layers(
+    metadata: Metadata, keys: Collection[str], layers: Layers, by_layer: Mapping[str, str]
+) -> tuple[Metadata, dict[str, list[Value]]]:
+    """The metadata with one number for each of `keys` for which the file has an array of them, one a layer.
 
-    Raises ConfigError where layers of the model differ, and for an array that is shorter or longer than can be.
+    Where layers of the model differ, the number is the largest, and the second result has all of them by the name that
+    `by_layer` gives the key. Raises ConfigError for a key that is not in it, and for an array that is shorter or longer
+    than can be.
     """
     found: dict[str, Value] = {}
+    different: dict[str, list[Value]] = {}
     for key in keys:
         array = metadata.values.get(key)
         if not isinstance(array, GgufArray) or array.kind not in _NUMBERS:
@@ -65,8 +70,15 @@ def one_for_all_layers(metadata: Metadata, keys: Collection[str], layers: Layers
             )
         of_model = np.delete(array.numbers(), slice(layers.count, layers.count + layers.predicting))
         numbers = np.unique(of_model).tolist()
+        if len(numbers) != 1 and key not in by_layer:
+            some = listed([str(number) for number in numbers[:9]], 5)
+            raise ConfigError(f"{key} is {some}; expected one number for all layers")
+        exact = shortest if array.kind == "FLOAT32" else _as_it_is
         if len(numbers) != 1:
-            different = listed([str(number) for number in numbers[:9]], 5)
-            raise ConfigError(f"{key} is {different}; expected one number for all layers")
-        found[key] = shortest(numbers[0]) if array.kind == "FLOAT32" else numbers[0]
-    return metadata.with_values(found)
+            different[by_layer[key]] = [exact(number) for number in of_model.tolist()]
+        found[key] = exact(numbers[-1])
+    return metadata.with_values(found), different
+
+
+def _as_it_is(number: Value) -> Value:
+    return number
