@@ -35,7 +35,7 @@ help:
 	@echo "make lint    ruff, mypy, clang-format and oxfmt only"
 	@echo "make test-long all tests, soaks, sweeps and live peers included; keeps a log in $(LOGS)"
 	@echo "make emulated compile the emulated GPU (the executor cuda-emulated); make test does so too"
-	@echo "make cuda    compile the kernels of a GPU with nvcc, and look through what it made"
+	@echo "make cuda    build and install the module for NVIDIA GPUs with nvcc, and look through what it made"
 	@echo "make test-peers compare with llama.cpp and SentencePiece live (installs them: minutes of compiling, once)"
 	@echo "make sanitize run the tests of the kernels and the thread pool under the compiler's sanitizers"
 	@echo "make cross   compile the kernels for 64-bit Arm, and run them there in an emulator if there is one"
@@ -146,11 +146,14 @@ $(STAMPS)/emulated: $(STAMPS)/karat
 	    --config-settings cmake.define.KARAT_ONLY_THIS_CPU=ON --config-settings cmake.define.KARAT_EMULATED_GPU=ON -e .
 	@touch $@
 
-# The same kernels by nvcc, for every architecture, with what must not be in them. Nothing is installed.
+# The same kernels by nvcc, as a wheel in dist/ that is installed beside Karat; then what must not be in them.
 .PHONY: cuda
-cuda: TOTAL := 4
+cuda: TOTAL := 5
 cuda: $(STAMPS)/dev
 	@command -v nvcc >/dev/null || { echo "There is no nvcc here: install the CUDA toolkit, 13.0 or newer."; exit 1; }
+	@tools/stage "[5/$(TOTAL)] compiling the kernels for NVIDIA GPUs (minutes)" $(LOGS)/cuda.log \
+	    $(PIP) wheel -v --no-deps --no-build-isolation --config-settings build-dir=$(CURDIR)/build/cuda -w dist packaging/cuda
+	@$(PIP) install -q --no-deps --force-reinstall dist/karat_llm_cuda-*.whl
 	KARAT_LONG=1 $(PYTEST) tests/gpu/test_nvcc.py $(PYTEST_ARGS)
 
 # Builds of their own, in build/: what is installed stays as it is.

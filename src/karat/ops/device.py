@@ -105,6 +105,11 @@ class DeviceOps(NativeOps):
         mine: dict[str, Any] = {"activations": self.activations}
         return mine | ({"host_layers": self.host_layers, "threads": self.threads} if self.host_layers else {})
 
+    @property
+    def device_name(self) -> str:
+        """The card's name; "emulation" for that."""
+        return str(self._device.name)
+
     @contextmanager
     def _room(self, what: str) -> Iterator[None]:
         try:
