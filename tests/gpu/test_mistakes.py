@@ -1,0 +1,211 @@
+"""Mistakes planted in the kernels of csrc/gpu: tests/ops/test_device.py finds each of them.
+
+The module of the emulation is compiled once, from a copy of csrc that has all of them; KARAT_MISTAKE is the number of
+the one that is made.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+nanobind = pytest.importorskip("nanobind", reason="what the module is compiled with")
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+TESTS = "tests/ops/test_device.py"
+FLAGS = (
+    "-std=c++20 -O1 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -march=native -DNDEBUG "
+    "-DKARAT_DEVICE_MODULE=_emulated -DKARAT_ISA_NAMESPACE=gpu -DKARAT_ONE_LANE"
+).split()
+READ = """
+#include <cstdlib>
+namespace karat::gpu {
+inline const int mistake = std::getenv("KARAT_MISTAKE") ? std::atoi(std::getenv("KARAT_MISTAKE")) : 0;
+}
+"""
+
+# By name: the header, what stands there, and what stands there instead, where MISTAKE is whether it is made.
+MISTAKES = {
+    "no barrier after parts": (
+        "integer_few.h",
+        "cta.template wait<0>();\n            cta.sync();",
+        "cta.template wait<0>();\n            if (!MISTAKE) cta.sync();",
+    ),
+    "one buffer for parts": (
+        "integer_few.h",
+        "return (((chunk % 2 * kSteps + step) * kSubs + sub) * kTokens",
+        "return ((((MISTAKE ? 0 : chunk % 2) * kSteps + step) * kSubs + sub) * kTokens",
+    ),
+    "digits read before they are there": (
+        "integer_few.h",
+        "cta.template wait<1>();\n        cta.sync();",
+        "if (!MISTAKE) cta.template wait<1>();\n        cta.sync();",
+    ),
+    "a fetch into the chunk that is read": (
+        "integer_few.h",
+        "fetch(chunk + 2);  // into",
+        "fetch(chunk + (MISTAKE ? 3 : 2));  // into",
+    ),
+    "a chain from its end": (
+        "integer_few.h",
+        "sum[thread] = added(sum[thread], row, token, chunk, step, staged",
+        "sum[thread] = added(sum[thread], row, token, chunk, MISTAKE ? count - 1 - step : step, staged",
+    ),
+    "a product that is rounded before its sum": (
+        "integer_few.h",
+        "sum = fma(parts.get(part_at(chunk, step, sub, token, row)), scales.get(scale) * power, sum);",
+        "const float part = parts.get(part_at(chunk, step, sub, token, row)), by = scales.get(scale) * power;\n"
+        "            sum = MISTAKE ? part * by + sum : fma(part, by, sum);",
+    ),
+    "digits joined as floats": (
+        "integer_few.h",
+        "return float_of_int(of_digit[0] * 256 + of_digit[1]);",
+        "return MISTAKE ? float_of_int(of_digit[0] / 2) * 512.0f + float_of_int(of_digit[0] % 2 * 256 + of_digit[1])\n"
+        "                                               : float_of_int(of_digit[0] * 256 + of_digit[1]);",
+    ),
+    "a zero point that is one too small": (
+        "integer_few.h",
+        "of_digit[kDigits - 1] = -Fmt::Codes::kZero *",
+        "of_digit[kDigits - 1] = ((MISTAKE ? 1 : 0) - Fmt::Codes::kZero) *",
+    ),
+    "the minimum of another row": (
+        "integer_few.h",
+        "sum = fma(value, minima.get(scale), sum);",
+        "sum = fma(value, minima.get(MISTAKE ? scale ^ 1 : scale), sum);",
+    ),
+    "a limit of 32767": ("digits.h", "<< 23)) > kLimit;", "<< 23)) > (MISTAKE ? 32767 : kLimit);"),
+    "ties away from zero": (
+        "simt.h",
+        "static_cast<std::int32_t>(__builtin_nearbyintf(f))",
+        "static_cast<std::int32_t>(MISTAKE ? __builtin_roundf(f) : __builtin_nearbyintf(f))",
+    ),
+    "a tree of another shape": (
+        "panels.h",
+        "sums.get((i + width) * threads + thread)",
+        "sums.get((MISTAKE && width == 1 && a.num_leaves > 2 ? i ^ 3 : i + width) * threads + thread)",
+    ),
+    "leaves that go on": (
+        "panels.h",
+        "            sum = 0;\n            ++leaf;",
+        "            if (!MISTAKE) sum = 0;\n            ++leaf;",
+    ),
+    "a chain of floats that is rounded twice": (
+        "float_few.h",
+        "s = fma(weight_at(weights, w + (column - first) * kRowsOfBlock),\n"
+        "                                staged_x.get(x_at + column - first), s);",
+        "{ const float weight = weight_at(weights, w + (column - first) * kRowsOfBlock);\n"
+        "  const float of_x = staged_x.get(x_at + column - first);\n"
+        "  s = MISTAKE ? weight * of_x + s : fma(weight, of_x, s); }",
+    ),
+    "an inner sum in another order": (
+        "elementwise.h",
+        "lanes.set(l, lanes.get(l) + lanes.get(l + half));",
+        "lanes.set(l, lanes.get(MISTAKE ? 2 * l : l) + lanes.get(MISTAKE ? 2 * l + 1 : l + half));",
+    ),
+    "SwiGLU as a product": (
+        "elementwise.h",
+        "out[i] = g / one_plus_exp_of_minus(g) *",
+        "out[i] = (MISTAKE ? g * (1.0f / one_plus_exp_of_minus(g)) : g / one_plus_exp_of_minus(g)) *",
+    ),
+    "the other product of a rotation rounded": (
+        "elementwise.h",
+        "out[at] = fma(left, c, -(right * s));",
+        "out[at] = MISTAKE ? fma(-right, s, left * c) : fma(left, c, -(right * s));",
+    ),
+    "a window that is one too long": (
+        "shapes.h",
+        "return window && window < all ? all - window : 0;",
+        "return window && window < all ? all - window - (MISTAKE ? 1 : 0) : 0;",
+    ),
+    "no barrier before weights are read": (
+        "attention.h",
+        "a.part(token, first_head + row, split)[dim + 1] = top;\n            }\n        });\n        cta.sync();",
+        "a.part(token, first_head + row, split)[dim + 1] = top;\n            }\n        });\n"
+        "        if (!MISTAKE) cta.sync();",
+    ),
+    "a merge that forgets a scale": (
+        "attention.h",
+        "total = fma(total, of_sum, part[dim] * of_part);",
+        "total = fma(total, of_sum, part[dim] * (MISTAKE ? 1.0f : of_part));",
+    ),
+    "a cache in bfloat16 that is cut off": (
+        "cache.h",
+        "return bf16_of(value);",
+        "return MISTAKE ? static_cast<std::uint16_t>(bits_of(value) >> 16) : bf16_of(value);",
+    ),
+    "the first narrow row of a table in wide panels": (
+        "embedding.h",
+        "row < wide_rows ? kPanelRows : size",
+        "(MISTAKE ? row <= wide_rows : row < wide_rows) ? kPanelRows : size",
+    ),
+    "of equal experts the larger id": (
+        "experts.h",
+        "return a > b || (a == a",
+        "return (MISTAKE ? a >= b : a > b) || (a == a",
+    ),
+    "experts in the order in which they were chosen": (
+        "experts.h",
+        "&& (at < 0 || id < ids[at] - a.chosen.first)",
+        "&& (at < 0 || (!MISTAKE && id < ids[at] - a.chosen.first))",
+    ),
+}
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")]
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a plugin for pytest: it brings the module that has the mistakes."""
+    folder = tmp_path_factory.mktemp("mistaken")
+    csrc, packages = folder / "csrc", Path(nanobind.__file__).parent
+    shutil.copytree(ROOT / "csrc", csrc)
+    for number, (header, right, wrong) in enumerate(MISTAKES.values(), start=1):
+        path = csrc / "gpu" / header
+        text = path.read_text(encoding="utf-8")
+        assert text.count(right) == 1, f"{header} has {right!r} {text.count(right)} times"
+        path.write_text(text.replace(right, wrong.replace("MISTAKE", f"(mistake == {number})")), encoding="utf-8")
+    host = csrc / "gpu" / "host.h"
+    host.write_text(host.read_text(encoding="utf-8").replace("#pragma once\n", f"#pragma once\n{READ}"), "utf-8")
+    includes = [csrc, packages / "include", packages / "ext/robin_map/include", sysconfig.get_paths()["include"]]
+    sources = [*(csrc / "gpu").glob("*.cpp"), csrc / "python/device_module.cpp", csrc / "formats/packed.cpp"]
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    for source, made in zip(sources, objects, strict=True):
+        command = [str(COMPILER), *FLAGS, *(f"-I{each}" for each in includes), "-c", source, "-o", made]
+        subprocess.run(command, check=True)
+    library = folder / "nanobind.o"
+    command = [str(COMPILER), *FLAGS, *(f"-I{each}" for each in includes), "-c", packages / "src/nb_combined.cpp"]
+    subprocess.run([*command, "-o", library], check=True)
+    module = folder / "_emulated.so"
+    subprocess.run([str(COMPILER), "-shared", *objects, library, "-o", module], check=True)
+    (folder / "mistaken.py").write_text(
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('karat._emulated', {str(module)!r})\n"
+        "sys.modules['karat._emulated'] = module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n",
+        encoding="utf-8",
+    )
+    return folder
+
+
+def outcome(plugin: Path, number: int) -> subprocess.CompletedProcess[str]:
+    """What the device's tests say where this mistake is made; 0 is none."""
+    places = os.pathsep.join([str(plugin), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": places, "KARAT_LONG": "1", "KARAT_MISTAKE": str(number)}
+    test = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "mistaken", TESTS]
+    return subprocess.run(test, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_without_a_mistake(plugin: Path) -> None:
+    done = outcome(plugin, 0)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_found(name: str, plugin: Path) -> None:
+    done = outcome(plugin, list(MISTAKES).index(name) + 1)
+    assert done.returncode == 1 and "1 failed" in done.stdout, f"nothing was found: {done.stdout[-500:]}"
