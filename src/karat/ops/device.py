@@ -194,20 +194,16 @@ class DeviceOps(NativeOps):
         return Executor.runner(self, forward, limits)
 
     def apply(self, op: Op[Any]) -> Any:
+        if (part := op.of_this_rank()) is not None:
+            assert isinstance(op, api.Linear | api.Experts) and op.group is not None, "a sum over ranks"
+            whole = tree_sum(op.group.all_gather(self.read(self.apply(part))))
+            return whole if (bias := getattr(op, "bias", None)) is None else whole + self._values(bias)
         match op:
             case api.Embedding(share=Share() as share):
                 return self._embedding_over(op, share)
-            case api.Linear(group=group) if group is not None:
-                whole = tree_sum(group.all_gather(self._part(replace(op, bias=None, group=None))))
-                return whole if op.bias is None else whole + self._values(op.bias)
-            case api.Experts(group=group) if group is not None:
-                return tree_sum(group.all_gather(self._part(replace(op, group=None))))
             case api.GatherColumns(share=share):
                 return share.group.gather_columns(self.read(op.x), share)
         return super().apply(op)
-
-    def _part(self, op: Op[Any]) -> NDArray[Any]:
-        return self.read(self.apply(op))
 
     def _values(self, vector: Any) -> NDArray[Any]:
         values: NDArray[Any] = vector.values() if _is_native(vector) else self.read(vector)
