@@ -9,6 +9,7 @@ from karat import LLM, SamplingParams, StructuredOutputs
 from karat.server.fields import CHAT, MESSAGES, RESPONSES
 from tests.server.conftest import Running
 from tests.server.test_lenient import text_of
+from tests.server.tool_cases import call, chat_body
 from tests.support.scripted import script
 
 USER = {"role": "user", "content": "Tell me a story."}
@@ -108,6 +109,14 @@ def test_a_form_is_of_the_beginning_and_the_answer_together(server: Running, nam
     text = text_of(answer.json)
     whole = json.loads(text if begun.startswith("Here") else begun + text)
     assert whole in ({"z": "cat"}, {"z": "dog"}) and ("dog" not in begun or whole == {"z": "dog"})
+
+
+def test_a_call_that_must_come_is_the_answers_own(scripted: Running) -> None:
+    """Also after a message in which one is begun, which is not read."""
+    turns = [{"role": "user", "content": script(call())}, {"role": "assistant", "content": '<tool_call>\n{"name":'}]
+    body = chat_body("") | {"messages": turns, "continue_final_message": True, "tool_choice": "required"}
+    (choice,) = scripted.ask(CHAT, body).json["choices"]
+    assert [each["function"]["name"] for each in choice["message"]["tool_calls"]] == ["get_weather"]
 
 
 def test_a_receipt_of_such_an_answer_is_verified() -> None:

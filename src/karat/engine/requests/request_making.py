@@ -14,7 +14,7 @@ from karat.engine.choosing.sampler import derived_seed
 from karat.engine.model_loading.defaults import GenerationDefaults, turn_end_ids
 from karat.engine.requests.admission import params_after
 from karat.errors import RequestError
-from karat.request import Request, SamplingParams, shown
+from karat.request import Request, SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
@@ -158,11 +158,22 @@ class RequestMaker:
 
 
 def going_on(prompt: Prompt, params: SamplingParams) -> SamplingParams:
-    """The parameters of an answer that goes on with a message, if it does: its form is that of both together."""
+    """The parameters of an answer that goes on with a message, if it does: its form is that of both together.
+
+    Calls are the answer's own: a call that is begun in the message is not read.
+    """
     form = params.structured_outputs
-    if form is None or not isinstance(prompt, ChatPrompt) or not prompt.begun:
+    if form is None or not isinstance(prompt, ChatPrompt) or not prompt.begun or _is_of_calls_alone(form):
         return params
     return replace(params, structured_outputs=replace(form, begun=prompt.begun))
+
+
+def _is_of_calls_alone(form: StructuredOutputs) -> bool:
+    if form.tool_calls is None:
+        return False
+    from karat.text.tools.grammar import CallGrammar  # most requests have no tools
+
+    return CallGrammar.decoded(form.tool_calls).other is None
 
 
 def _is_unicode(text: str) -> bool:
