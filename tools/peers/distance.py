@@ -23,27 +23,9 @@ from karat.models.opening import open_model
 from tools.peers.llama import VERSION, LlamaCpp, quantise
 from tools.peers.models import FAMILIES, MEDIUM, make_folder, prompt
 
-# The types that llama.cpp's quantiser writes without an importance matrix, with its numbers of file types.
-FILE_TYPES: Mapping[str, int] = {
-    "F32": 0,
-    "F16": 1,
-    "BF16": 32,
-    "Q8_0": 7,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q5_0": 8,
-    "Q5_1": 9,
-    "Q2_K": 10,
-    "Q3_K_S": 11,
-    "Q3_K_M": 12,
-    "Q3_K_L": 13,
-    "Q4_K_S": 14,
-    "Q4_K_M": 15,
-    "Q5_K_S": 16,
-    "Q5_K_M": 17,
-    "Q6_K": 18,
-    "IQ4_NL": 25,
-    "IQ4_XS": 30,
+# The types that llama.cpp's quantiser writes without an importance matrix, with its numbers of file types. Karat has no
+# mixes of the last.
+FILE_TYPES: Mapping[str, int] = {name: mix.file_type for name, mix in MIXES.items()} | {
     "IQ3_S": 26,
     "IQ3_M": 27,
     "TQ1_0": 36,
