@@ -126,3 +126,36 @@ def test_a_row_at_the_edge_of_a_rank_is_said_to_be_there() -> None:
     got = evaluate(changed(node, {"rows": ((15, -1),)}), [], context, F64)
     details = [v.detail for v in fits(node, [], got, context) if "rows" in v.edits[node.name]]
     assert details == ["id 15 reads zeros; the edge of a rank of 2"]
+
+
+class OneNorm:
+    """The weight of a norm over all heads together."""
+
+    weight = np.random.default_rng(4).standard_normal(24)
+
+    def shape(self, _: str) -> tuple[int, ...]:
+        return self.weight.shape
+
+    def array(self, _: str, dtype: np.dtype[np.floating]) -> np.ndarray:
+        return self.weight.astype(dtype)
+
+
+@given(st.integers(0, 23), st.sampled_from([{}, {"offset": 1.0}]))
+def test_an_element_of_a_norm_over_all_heads_is_found(column: int, beside: dict[str, float]) -> None:
+    context = _context(20)
+    context.weights = OneNorm()  # type: ignore[assignment]
+    node = changed(Node("q_norm", "norm", ("q",), {"weight": "w", "eps": 1e-6}), beside)
+    x = np.random.default_rng(column).standard_normal((20, 3, 8))
+    got = evaluate(changed(node, {"elements": ((column, 0.5),)}), [x], context, F64)
+    details = [v.detail for v in fits(node, [x], got, context) if v.bug == "weight-element"]
+    assert details == [f"element [{column}] differs by 0.5"]
+
+
+@given(st.sampled_from([0.5, 1e-3]), st.sampled_from([{}, {"eps_outside": True}]))
+def test_the_eps_of_a_norm_over_all_heads_is_found(eps: float, outside: dict[str, bool]) -> None:
+    context = _context(20)
+    context.weights = OneNorm()  # type: ignore[assignment]
+    node = Node("q_norm", "norm", ("q",), {"weight": "w", "eps": 1e-6})
+    x = np.random.default_rng(1).standard_normal((20, 3, 8))
+    got = evaluate(changed(node, {"eps": eps, **outside}), [x], context, F64)
+    assert {"eps": eps, **outside} in [dict(v.edits["q_norm"]) for v in fits(node, [x], got, context)]

@@ -89,8 +89,8 @@ def _scores(
 def _norm(
     node: Node, inputs: Sequence[Array], got: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    (x,) = inputs
     weight = context.weights.array(node.params["weight"], F64) + node.mistakes.get("offset", 0)
+    x, got = ops.spanned(inputs[0], weight), ops.spanned(got, weight)
     scaled = x * weight
     square = (scaled * scaled).sum(axis=-1)
     factor = (scaled * got).sum(axis=-1) / square  # 1 / root of each row
@@ -108,7 +108,7 @@ def _of_norm(
     node: Node, inputs: Sequence[Array], got: Array, expected: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """One element of the weight: a single feature is off in every row, by the same part."""
-    error = (got - expected).reshape(-1, got.shape[-1])
+    error = (got - expected).reshape(-1, *context.weights.shape(node.params["weight"]))
     column = _only_column(error)
     if column is None:
         return

@@ -26,6 +26,7 @@ INSIDE: Mapping[Kind, tuple[str, ...]] = {
     "norm": ("everything", "x, the normed row, the weight, the result", "x²", "x², its mean", "x", "the result"),
     "linear": (
         "x, the weight, the product",
+        "x, the weight, the product, the bias, the result",
         "x, the weight, the bias, the result",
         "x, the weight, the result",
         "x, the weight",
@@ -57,6 +58,10 @@ def _no(x: Array) -> Array:
 @mistake("norm", of=ops.norm, name="narrow")
 def narrow_norm(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> Array:
     """The last number: by how many units the one number of each row is moved, which may lie near a tie."""
+    return _narrow_rows(norm, replace(a, x=ops.spanned(a.x, a.weight)), what).reshape(a.x.shape)
+
+
+def _narrow_rows(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> Array:
     where, dtype, units = what
     to, beside = _to(dtype, a.x), 1 + 1.5 * _UNIT[dtype] * units  # of a rounded number: the next one
     if where == "x":
@@ -78,9 +83,9 @@ def narrow_norm(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> Ar
 @mistake("linear", of=ops.product, name="narrow")
 def narrow_product(product: Op[Product], a: Product, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.x)
-    x = to(a.x) if "x" in where.split(", ") else a.x
+    assert isinstance(a.weight, StoredMatrix)
+    x = a.context.read(to(a.given), a.weight.name) if "x" in where.split(", ") else a.x
     if "the weight" in where:
-        assert isinstance(a.weight, StoredMatrix)
         y = x @ to(a.weight.weights.array(a.weight.name, a.weight.dtype)).T
     else:
         y = product(replace(a, x=x))

@@ -54,9 +54,10 @@ def _norm(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, r
 
 def _linear(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
     weight = StoredMatrix(context.weights, node.params["weight"], dtype)
-    x = context.read(inputs[0].reshape(len(inputs[0]), -1), node.params["weight"])
+    given = inputs[0].reshape(len(inputs[0]), -1)
+    x = context.read(given, node.params["weight"])
     bias = None if node.params.get("bias") is None else context.weights.array(node.params["bias"], dtype)
-    product = replace(ops.product)(ops.Product(x, weight, context, inputs[1:]))
+    product = replace(ops.product)(ops.Product(x, weight, context, given, inputs[1:]))
     y = replace(ops.biased)(ops.Biased(product, bias, context.weights, dtype))
     head_dim = node.params.get("head_dim")
     return y.reshape(len(x), -1, head_dim) if head_dim else y

@@ -49,11 +49,12 @@ def mean_square(x: Array) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """others: what a mistake reads besides."""
+    """given: x before integers were made of it. others: what a mistake reads besides."""
 
     x: Array
     weight: Matrix
     context: Context
+    given: Array
     others: Sequence[Array] = ()
 
 
