@@ -98,6 +98,7 @@ struct BatchView {
 //   splits are merged in order: with both tops m and n, both (total, part) are scaled by exp(m - max) and exp(n - max),
 //   part = fma(part, scale, other part * other scale), and likewise total.
 //   out[d] = part[d] / total
+// With sinks, a part of zeros with the total 1 and the top sinks[h] comes before the first split of head h.
 // Keys that are not visible are skipped: what stale slots hold never matters.
 struct AttentionArgs {
     CacheView cache;
@@ -107,6 +108,7 @@ struct AttentionArgs {
     std::size_t num_heads, group_heads, first_head;
     float scale;
     std::size_t window;  // 0: all
+    const float* sinks;  // null, or [heads]
     float* scores;       // null, or [heads, tokens of sequence score_seq, its context] of scaled scores, for observers
     std::size_t score_seq;
 };

@@ -46,9 +46,22 @@ void copy(float* to, const float* from, std::size_t n) {
     for (std::size_t i = 0; i < n; i += kLanes) store(to + i, load(from + i));
 }
 
+// Merges a head's first split, which has become its sum, into the part that its sink is.
+void begin_with_sink(float* sum, float sink, std::size_t padded) {
+    alignas(64) const float total[kLanes] = {1.0f};
+    Factors factors;
+    float top = sink;
+    factors.set(0, top, sum[padded + 1]);
+    factors.finish();
+    for (std::size_t d = 0; d < padded; d += kLanes) store(sum + d, factors.added(0, zero(), sum + d));
+    store(sum + padded, factors.added(0, load(total), sum + padded));
+    sum[padded + 1] = top;
+}
+
 // Merges a split into the sums of its rows. is_first(row): this split is the row's first, so it becomes the sum.
 template <class IsFirst>
-void add_parts(const AttentionScratch& s, std::size_t count, IsFirst is_first) {
+void add_parts(const Rows& rows, std::size_t first, const AttentionScratch& s, std::size_t count, IsFirst is_first) {
+    const float* const sinks = rows.a.sinks;
     for (std::size_t base = 0; base < count; base += kLanes) {
         const std::size_t end = least(base + kLanes, count);
         Factors factors;
@@ -65,6 +78,7 @@ void add_parts(const AttentionScratch& s, std::size_t count, IsFirst is_first) {
             const float* part = s.part_of(r);
             if (is_first(r)) {
                 copy(sum, part, s.padded + kPartStats);
+                if (sinks) begin_with_sink(sum, sinks[rows.head(first + r)], s.padded);
                 continue;
             }
             for (std::size_t d = 0; d < s.padded + kLanes; d += kLanes)
@@ -152,7 +166,7 @@ void attention(const AttentionArgs& a, std::size_t seq, std::size_t kv_head, std
         const std::size_t begin = rows.begin(row) / kSplitKeys, end = (rows.end(row + count - 1) - 1) / kSplitKeys + 1;
         for (std::size_t index = begin; index < end; ++index) {
             tiled_split(rows, keys, row, count, index, s);
-            add_parts(s, count, [&](std::size_t r) { return rows.begin(row + r) / kSplitKeys == index; });
+            add_parts(rows, row, s, count, [&](std::size_t r) { return rows.begin(row + r) / kSplitKeys == index; });
         }
         for (std::size_t r = 0; r < count; ++r) write_out(rows, row + r, s.sum_of(r), s.padded);
     }
@@ -184,6 +198,7 @@ void attention_merge(const AttentionArgs& a, std::size_t seq, std::size_t kv_hea
     const std::size_t begin = rows.begin(0) / kSplitKeys;
     float* sums = parts + begin * part_stride;  // the first visible split becomes the sum
     for (std::size_t r = 0; r < rows.per_token; ++r) {
+        if (a.sinks) begin_with_sink(sums + r * stride, a.sinks[rows.head(r)], padded);
         for (std::size_t index = begin + 1; index < num_splits; index += kLanes)
             merge_splits(sums + r * stride, parts + index * part_stride + r * stride, part_stride,
                          least(kLanes, num_splits - index), padded);

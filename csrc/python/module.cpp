@@ -279,7 +279,7 @@ NB_MODULE(_native, m) {
         .def("rope", &record::rope, nb::arg("x"), nb::arg("table"))
         .def("kv_write", &record::kv_write, nb::arg("k"), nb::arg("v"), nb::arg("cache"))
         .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("scale"), nb::arg("window"),
-             nb::arg("group_heads"), nb::arg("first_head"))
+             nb::arg("group_heads"), nb::arg("first_head"), nb::arg("sinks").none())
         .def("select", &record::select, nb::arg("x"))
         .def("route", &record::route, nb::arg("logits"), nb::arg("chosen"), nb::arg("renormalised"))
         .def(

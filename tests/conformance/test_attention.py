@@ -1,5 +1,6 @@
 """Attention and its cache on every executor against torch in float64; test_ops.py states the bounds."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,21 @@ from hypothesis import strategies as st
 
 from karat.batch import plain_batch
 from karat.errors import NumericsError
-from karat.ops.api import HeadGroups
+from karat.ops.api import HeadGroups, PagedAttention
 from karat.ops.executor import CacheSpec, Executor
-from tests.support.conformance import F, batch_of, check, draw, every_executor, exact, seeds, torch
+from tests.support.conformance import F, batch_of, check, draw, every_executor, exact, load, seeds, torch
 from tests.support.drawn import examples
+
+
+def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, sinks: Any) -> Any:
+    """Attention of q, k, v [heads, tokens or keys, head_dim]. A sink is one more key, of zeros, as is its value."""
+    if sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    zero = torch.zeros(len(k), 1, k.shape[-1], dtype=torch.float64)
+    added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf).expand(len(q), -1, -1)
+    added = torch.cat((added, exact(sinks)[:, None, None].expand(-1, len(mask), 1)), dim=-1)
+    k, v = torch.cat((k, zero), dim=1), torch.cat((v, zero), dim=1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
 
 
 @every_executor
@@ -21,7 +33,7 @@ from tests.support.drawn import examples
 def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, group: int, half: int, seed: int) -> None:
     """Against scaled_dot_product_attention with an explicit mask; slots that do not count hold NaN.
 
-    The first and the last group of heads may be cut, as on a rank.
+    The first and the last group of heads may be cut, as on a rank. There may be sinks.
     """
     lens = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
     new = [data.draw(st.integers(1, n)) for n in lens]
@@ -39,6 +51,7 @@ def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, grou
             )
         ]
     )
+    sinks = draw(seed, (heads,), dtype="float32")[0] * 4 if data.draw(st.booleans()) else None
     stale = np.full((152, kv_heads, d), np.nan, ops.dtype)
     ops.kv_write(stale, stale, cache, ops.begin(batch_of([152], [152])))
     total = sum(lens)
@@ -47,10 +60,7 @@ def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, grou
     starts = np.concatenate(([0], np.cumsum(lens)))
     rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
     seen: list[np.ndarray[Any, Any]] = []
-    got = ops.read(
-        ops.paged_attention(q[rows], cache, ops.begin(step_batch), scale=0.37, window=window, name="a.b", groups=groups)
-    )
-    ops.paged_attention(
+    op = PagedAttention(
         q[rows],
         cache,
         ops.begin(step_batch),
@@ -58,24 +68,23 @@ def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, grou
         window=window,
         name="a.b",
         groups=groups,
-        observe=lambda what, values: seen.append(values) if what == "weights" else None,
+        sinks=None if sinks is None else load(ops, sinks),
     )
+    got = ops.read(ops.apply(op))
+    ops.apply(replace(op, observe=lambda what, values: seen.append(values) if what == "weights" else None))
     at = 0
     for i, (n, m) in enumerate(zip(lens, new, strict=True)):
         part = slice(starts[i], starts[i + 1])
         query, key = torch.arange(n - m, n)[:, None], torch.arange(n)[None, :]
         mask = (key <= query) & (key > query - (window or n + 1))
-        want = (
-            F.scaled_dot_product_attention(
-                exact(q[part][n - m :]).transpose(0, 1),
-                exact(k[part]).transpose(0, 1)[read_by],
-                exact(v[part]).transpose(0, 1)[read_by],
-                attn_mask=mask,
-                scale=0.37,
-            )
-            .transpose(0, 1)
-            .reshape(m, heads * d)
+        want = attended(
+            exact(q[part][n - m :]).transpose(0, 1),
+            *(exact(x[part]).transpose(0, 1)[read_by] for x in (k, v)),
+            mask,
+            0.37,
+            sinks,
         )
+        want = want.transpose(0, 1).reshape(m, heads * d)
         observed = torch.from_numpy(np.asarray(seen[i], np.float64)) @ exact(v[part]).transpose(0, 1)[read_by]
         np.testing.assert_allclose(observed.transpose(0, 1).reshape(m, heads * d), want, rtol=0, atol=1e-3)
         largest = np.abs(q).max() * np.abs(k).max() * d * 0.37
@@ -90,7 +99,7 @@ def test_attention_over_thousands_of_keys(ops: Executor, window: int | None) -> 
     """A step of one token, a chunk and a whole text, of which some tokens see more than 4,000 keys.
 
     Weights add up to 1, so rounding errors of weight * V add up to those of one product. The bound: 32 of them, and
-    d + 8 for each score. Scores are about 8 at most here.
+    d + 8 for each score. Scores are about 8 at most here, and so are sinks, which there are beside the window.
     """
     lens, new, heads, kv_heads, d = [4099, 3000, 300], [1, 70, 300], 6, 2, 16
     spec = CacheSpec(
@@ -99,25 +108,21 @@ def test_attention_over_thousands_of_keys(ops: Executor, window: int | None) -> 
     ((cache,),) = ops.new_cache([spec])
     everything, step_batch = (batch_of(lens, counts, block_size=16, seed=3) for counts in (lens, new))
     q, k, v = draw(5, (sum(lens), heads, d), (sum(lens), kv_heads, d), (sum(lens), kv_heads, d), dtype=ops.dtype)
+    sinks = None if window is None else np.linspace(-8, 8, heads, dtype=np.float32)
+    held = None if sinks is None else load(ops, sinks)
     ops.kv_write(k, v, cache, ops.begin(everything))
     starts = np.concatenate(([0], np.cumsum(lens)))
     rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
-    got = ops.read(ops.paged_attention(q[rows], cache, ops.begin(step_batch), scale=0.25, window=window, name="op"))
+    step = ops.begin(step_batch)
+    got = ops.read(ops.paged_attention(q[rows], cache, step, scale=0.25, window=window, name="op", sinks=held))
     at = 0
     for i, (n, m) in enumerate(zip(lens, new, strict=True)):
         part = slice(starts[i], starts[i + 1])
         query, key = torch.arange(n - m, n)[:, None], torch.arange(n)[None, :]
-        want = (
-            F.scaled_dot_product_attention(
-                exact(q[part][n - m :]).transpose(0, 1),
-                *(exact(x[part]).transpose(0, 1) for x in (k, v)),
-                scale=0.25,
-                attn_mask=(key <= query) & (key > query - (window or n + 1)),
-                enable_gqa=True,
-            )
-            .transpose(0, 1)
-            .reshape(m, heads * d)
-        )
+        mask = (key <= query) & (key > query - (window or n + 1))
+        read = [exact(x[part]).transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0) for x in (k, v)]
+        want = attended(exact(q[part][n - m :]).transpose(0, 1), *read, mask, 0.25, sinks)
+        want = want.transpose(0, 1).reshape(m, heads * d)
         check(ops, got[at : at + m], want, (32 + 8 * (d + 8)) * np.abs(v).max())
         at += m
 

@@ -11,6 +11,7 @@ import pytest
 from karat.batch import ForwardBatch
 from karat.ops.executor import CacheSpec
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
+from tests.support.weights import weight_of
 
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
@@ -39,7 +40,10 @@ def last_tokens(context: int, new: int, block: int = BLOCK) -> ForwardBatch:
 def attended(
     isa: str, dtype: Any, context: int, window: int | None, group: int, block: int, dim: int, factor: float
 ) -> dict[int, Any]:
-    """What the last of `context` tokens gets, by the number of tokens in its step. All that it must not see is NaN."""
+    """What the last of `context` tokens gets, by the number of tokens in its step. All that it must not see is NaN.
+
+    Groups of an odd size have sinks.
+    """
     ops = NativeOps(isa=isa)
     rng = np.random.default_rng([context, group])
     k, v = rng.standard_normal((2, context, 2, dim)).astype(np.float32)
@@ -59,6 +63,8 @@ def attended(
     ops.kv_write(stale, stale, cache, ops.begin(last_tokens(len(stale), len(stale), block)))
     ops.kv_write(k, v, cache, ops.begin(last_tokens(context, context, block)))
     ops.kv_write(stale, stale, other, ops.begin(last_tokens(len(stale), len(stale), block)))  # another layer
+    sinks = np.linspace(-4, 9, 2 * group, dtype=np.float32) if group % 2 else None
+    held = None if sinks is None else ops.load(weight_of(sinks, "F32", "sinks"))
     got = {
         new: ops.read(
             ops.paged_attention(
@@ -68,6 +74,7 @@ def attended(
                 scale=SCALE,
                 window=window,
                 name="attention",
+                sinks=held,
             )
         )[-1]
         for new in (1, 3, 40)
@@ -77,8 +84,10 @@ def attended(
         scores = np.einsum("hd,nhd->hn", q[-1].astype(np.float64), k[first:, heads].astype(np.float64)) * np.float32(
             SCALE
         )
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        sink = np.full((2 * group, 1), -np.inf) if sinks is None else sinks[:, None].astype(np.float64)
+        top = np.maximum(scores.max(axis=1, keepdims=True), sink)
+        weights = np.exp(scores - top)
+        weights /= weights.sum(axis=1, keepdims=True) + np.exp(sink - top)
         want = np.einsum("hn,nhd->hd", weights, v[first:, heads].astype(np.float64)).reshape(-1)
         # Roundings of the longest chain of a score, which its weight inherits, and of those of a split and its merging.
         largest = np.einsum("hd,nhd->hn", np.abs(q[-1]), np.abs(k[first:, heads])).max() * SCALE

@@ -86,6 +86,7 @@ struct AttentionOp : Op {
     CacheRef cache;
     std::size_t window, num_heads, group_heads, first_head;
     float scale;
+    VectorRef sinks;  // or null
     std::shared_ptr<Items> items;
 
 protected:
@@ -100,6 +101,7 @@ protected:
             .first_head = first_head,
             .scale = scale,
             .window = window,
+            .sinks = sinks ? sinks->values.data() : nullptr,
             .scores = s.input.scores,
             .score_seq = s.input.score_seq,
         };
@@ -174,7 +176,7 @@ struct AttendOp final : AttentionOp {
 }  // namespace
 
 Register record::attention(Plan& plan, Register q, CacheRef cache, float scale, std::size_t window,
-                           std::size_t group_heads, std::size_t first_head) {
+                           std::size_t group_heads, std::size_t first_head, VectorRef sinks) {
     const RegisterInfo info = plan.info(q);
     const OwnedCache& held = *cache->owner;
     const std::size_t heads = info.width / held.head_dim;
@@ -182,6 +184,7 @@ Register record::attention(Plan& plan, Register q, CacheRef cache, float scale, 
                 first_head < group_heads && group_heads <= kMaxCount &&
                 (first_head + heads - 1) / group_heads + 1 == held.num_kv_heads,
             "attention over a cache that does not fit");
+    require(!sinks || sinks->values.size() == heads, "other sinks than one for each head");
     auto op = std::make_unique<AttendOp>();
     const std::size_t tile = std::max<std::size_t>(1, plan.kernels().attention_rows / std::min(group_heads, heads));
     const Items wanted{.kv_heads = held.num_kv_heads,
@@ -198,6 +201,7 @@ Register record::attention(Plan& plan, Register q, CacheRef cache, float scale, 
     op->out = plan.new_register({.width = info.width, .rows = Rows::tokens});
     op->cache = std::move(cache);
     op->scale = scale;
+    op->sinks = std::move(sinks);
     op->window = window;
     op->num_heads = heads;
     op->group_heads = group_heads;

@@ -36,9 +36,10 @@ Register add(Plan& plan, Register x, Register y);
 Register scale(Plan& plan, Register x, double factor);
 Register rope(Plan& plan, Register x, RopeRef table);
 void kv_write(Plan& plan, Register k, Register v, CacheRef cache);
-// Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read.
+// Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read. `sinks` may
+// be null.
 Register attention(Plan& plan, Register q, CacheRef cache, float scale, std::size_t window, std::size_t group_heads,
-                   std::size_t first_head);
+                   std::size_t first_head, VectorRef sinks);
 // The `chosen` experts of each row of logits: their ids, which are integers, and their weights.
 std::pair<Register, Register> route(Plan& plan, Register logits, std::size_t chosen, bool renormalised);
 // Experts of a mixture: matrices of each.

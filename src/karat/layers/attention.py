@@ -19,7 +19,7 @@ class Attention(Mixer):
 
     With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation, or all of them together
     (`norms_all_heads`; every rank then computes the whole attention). Scores are multiplied by `scale`, or else by
-    head_dim^-½. `heads` and `kv_heads` are this rank's.
+    head_dim^-½. With `has_sinks` each head has a sink (`PagedAttention`). `heads` and `kv_heads` are this rank's.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class Attention(Mixer):
         qk_norm_eps: float | None = None,
         norms_all_heads: bool = False,
         scale: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
         self.name = place.name
         if norms_all_heads:
@@ -45,6 +46,8 @@ class Attention(Mixer):
         unit, group = place.units[Cut(num_heads * head_dim, head_dim)] // head_dim, place.group
         self.heads = own_heads(num_heads, unit, group)
         self.kv_heads = start, stop = own_kv_heads(num_heads, num_kv_heads, unit, group)
+        own = (self.heads,) if group.size > 1 else None
+        self.sinks = (place / "sinks").values(num_heads, own) if has_sinks else None
         self._window = shape.window
         self.keeps = Keys(stop - start, head_dim, head_dim, shape.window)
         self.rotations = () if shape.rope is None else (Rotation(shape.rope, head_dim),)
@@ -75,5 +78,6 @@ class Attention(Mixer):
             window=self._window,
             name=f"{self.name}.attention",
             groups=self._groups,
+            sinks=self.sinks,
         )
         return self.o_proj(ops, out)

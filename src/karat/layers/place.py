@@ -28,6 +28,10 @@ class Place:
         """The tensor `name.weight` of this (whole) shape; a rank gets `pieces` along `shard_axis`."""
         return self.take(WeightSpec(f"{self.name}.weight", shape, shard_axis, pieces))
 
+    def values(self, size: int, pieces: tuple[Piece, ...] | None = None) -> Loaded:
+        """The tensor `name` [size], which has no suffix; a rank gets `pieces` of it, or all of it without pieces."""
+        return self.take(WeightSpec(self.name, (size,), None if pieces is None else 0, pieces))
+
     def bias(self, size: int, pieces: tuple[Piece, ...] | None = None) -> Loaded:
         """The tensor `name.bias` [size]; a rank gets `pieces` of it, or all of it without pieces."""
         return self.take(WeightSpec(f"{self.name}.bias", (size,), None if pieces is None else 0, pieces))

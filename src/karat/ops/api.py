@@ -252,6 +252,8 @@ class PagedAttention(Observed):
     stands before the first key that a token of the step sees is not read. `groups` maps query heads to KV heads
     (None: equal groups); every KV head of the cache is read. Masked keys are skipped, not multiplied by zero.
     "scores" and "weights" are each [heads, new_tokens, context_len]: masked scores are -inf, masked weights 0.
+    `sinks` [heads] are scores of one more key for each head, which `scale` does not multiply. It has a weight, so the
+    others add up to less than 1, and no value.
     """
 
     parts = ("scores", "weights")
@@ -262,6 +264,7 @@ class PagedAttention(Observed):
     scale: float
     window: int | None
     groups: HeadGroups | None = None
+    sinks: Loaded | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

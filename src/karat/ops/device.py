@@ -213,6 +213,8 @@ class DeviceOps(NativeOps):
         if _is_native(_held_by(op)):
             here: Any = {name: self.read(x) for name, x in op.given(Tensor).items()}
             return super()._run(replace(op, **here), scores, score_seq)
+        if (missing := _not_there(op)) is not None:
+            raise ExecutorError(f"{missing}: the {self.executor} executor has no kernels for them yet")
         with self._room("a step"):
             return self._kernels.compute(op, scores, score_seq)
 
@@ -237,6 +239,11 @@ class CudaOps(DeviceOps):
     @property
     def options(self) -> Mapping[str, Any]:
         return {**super().options, "device": f"cuda:{self._number}"}
+
+
+def _not_there(op: Op[Any]) -> str | None:
+    """What of an op no device computes."""
+    return "attention sinks" if isinstance(op, api.PagedAttention) and op.sinks is not None else None
 
 
 def _is_native(handle: Any) -> bool:

@@ -27,8 +27,8 @@ class Guard(Tap):
     """An executor with the same bits as `inner` that checks every named result. No result is kept.
 
     The op at which a fault arises raises NumericsError: for NaN, infinity, magnitudes above LARGEST, attention weights
-    below 0 or with a sum other than 1, RoPE that changes a pair's length, logits of a token that are all equal, and
-    logits above LARGEST_LOGIT. The engine runs a failed batch again sequence by sequence, so only the request at fault
+    below 0 or with a sum other than 1 (with sinks: above 1), RoPE that changes a pair's length, logits of a token that
+    are all equal, and logits above LARGEST_LOGIT. The engine runs a failed batch again sequence by sequence, so only the request at fault
     ends with this error.
     """
 
@@ -78,23 +78,25 @@ class Guard(Tap):
 
         def look(what: str, values: Array) -> None:
             if what == "weights":
-                self._look_at_weights(f"{prefix}.weights", values, next(sequences))
+                self._look_at_weights(f"{prefix}.weights", values, next(sequences), op.sinks is not None)
             if observe:
                 observe(what, values)
 
         return look
 
-    def _look_at_weights(self, name: str, weights: Array, sequence: int) -> None:
+    def _look_at_weights(self, name: str, weights: Array, sequence: int, has_sinks: bool) -> None:
         """weights [heads, new tokens, keys] of one sequence."""
         assert self._batch is not None, "a result before any batch"
         sums = weights.sum(axis=-1, dtype=np.float64)
-        bad = ~(np.abs(sums - 1) <= SLACK) | (weights.min(axis=-1) < 0)
+        fits = sums <= 1 + SLACK if has_sinks else np.abs(sums - 1) <= SLACK
+        most = "at most 1" if has_sinks else "1"
+        bad = ~fits | (weights.min(axis=-1) < 0)
         if bad.any():
             head, row = (int(i) for i in np.argwhere(bad)[0])
             position = self._batch.positions[self._batch.query_starts[sequence] + row]
             least, total = weights[head, row].min(), sums[head, row]
             raise NumericsError(
-                f"{name}[{head}, {row}]: weights of at least {least:.6g} with sum {total:.6g}, expected 0 and 1, at "
+                f"{name}[{head}, {row}]: weights of at least {least:.6g} with sum {total:.6g}, expected 0 and {most}, at "
                 f"position {position} of sequence {sequence} of the step, head {head} (--guard)"
             )
 

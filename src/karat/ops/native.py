@@ -252,9 +252,18 @@ class NativeOps(Executor):
             new = int(step.query_starts[seq + 1] - step.query_starts[seq])
             scores = np.full((op.q.shape[1], new, int(context_len)), -np.inf, np.float32)
             self._run(op, scores, seq)
-            shifted = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
+            top, sinks = scores.max(axis=-1, keepdims=True).astype(np.float64), self._sinks(op)
+            top = top if sinks is None else np.maximum(top, sinks)
+            shifted = np.exp(scores - top)
+            total = shifted.sum(axis=-1, keepdims=True) + (0 if sinks is None else np.exp(sinks - top))
             observe("scores", scores)
-            observe("weights", (shifted / shifted.sum(axis=-1, keepdims=True)).astype(np.float32))
+            observe("weights", (shifted / total).astype(np.float32))
+
+    def _sinks(self, op: PagedAttention) -> NDArray[np.float64] | None:
+        """[heads, 1, 1]"""
+        if op.sinks is None:
+            return None
+        return self.held(op.sinks).data.view(np.float32).astype(np.float64)[:, None, None]
 
     def _run(self, op: Op[Any], scores: NDArray[np.float32] | None = None, score_seq: int = 0) -> Any:
         """The result of an op, run as a plan of its own on copies of its inputs [rows, …]."""

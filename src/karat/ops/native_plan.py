@@ -210,8 +210,9 @@ def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
     fits = head_dim == cache.head_dim and groups.fit(heads, cache.num_kv_heads)
     _require(fits, op.name, f"{q.tail} in {groups} over {cache.num_kv_heads} KV heads of {cache.head_dim}")
     _require(op.observe is None, op.name, "scores are observed op by op, not in a recorded plan")
+    _require(op.sinks is None or len(op.sinks) == heads, op.name, f"other sinks than one for {heads} heads")
     window = op.window or 0
-    register = recorder.plan.attention(q.register, cache, op.scale, window, groups.size, groups.first)
+    register = recorder.plan.attention(q.register, cache, op.scale, window, groups.size, groups.first, op.sinks)
     return Handle(register, (heads * head_dim,))
 
 

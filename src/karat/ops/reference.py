@@ -189,10 +189,14 @@ def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
     groups = op.groups or HeadGroups.equal(num_heads, num_kv_heads)
     fits = groups.fit(num_heads, num_kv_heads)
     require(fits, op.name, f"{num_heads} heads in {groups} over {num_kv_heads} KV heads")
+    require(op.sinks is None or op.sinks.shape == (num_heads,), op.name, f"other sinks than one for {num_heads} heads")
     # A cut group is filled up with queries of zero; their results are left out.
     held = slice(groups.first, groups.first + num_heads)
     padded = np.zeros((num_tokens, num_kv_heads * groups.size, k_dim), op.q.dtype)
     padded[:, held] = op.q
+    sinks = np.full(num_kv_heads * groups.size, -np.inf, op.q.dtype)
+    sinks[held] = -np.inf if op.sinks is None else op.sinks
+    sinks = sinks.reshape(num_kv_heads, groups.size, 1)
     grouped = padded.reshape(num_tokens, num_kv_heads, groups.size, k_dim)
     out = np.empty((*grouped.shape[:-1], v_dim), op.q.dtype)
     for seq, context_len in enumerate(step.context_lens):
@@ -207,8 +211,9 @@ def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
             end = int(step.positions[row]) + 1
             start = 0 if op.window is None else max(0, end - op.window)
             scores = (grouped[row] @ keys[:, :, start:end]) * ops.numbers.type(op.scale)  # [kv_heads, group, keys]
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
+            top = np.maximum(scores.max(axis=-1, keepdims=True), sinks)
+            weights = np.exp(scores - top)
+            weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sinks - top)
             out[row] = weights @ values[:, start:end]
             if all_scores is not None and all_weights is not None:
                 all_scores[:, row - rows.start, start:end] = scores.reshape(-1, end - start)[held]

@@ -63,7 +63,7 @@ class HealthSigns:
             if node is None:
                 continue
             if node.kind == "softmax":
-                self._look_at_weights(name, np.asarray(array, np.float64))
+                self._look_at_weights(name, np.asarray(array, np.float64), node.params["sinks"] is not None)
             elif node.kind == "linear" and node.params.get("head_dim"):
                 self._num_qkv += 1
                 self._zero += [] if array.any() else [name]
@@ -104,11 +104,11 @@ class HealthSigns:
             found.append(Sign("the likeliest token changes", distinct > 1, detail))
         return found
 
-    def _look_at_weights(self, name: str, weights: NDArray[np.float64]) -> None:
-        """weights [heads, tokens, keys]."""
+    def _look_at_weights(self, name: str, weights: NDArray[np.float64], has_sinks: bool) -> None:
+        """weights [heads, tokens, keys]. Sinks have the rest of a sum below 1."""
         self._num_weights += 1
-        sums = np.nan_to_num(weights, nan=np.inf).sum(axis=-1)
-        self._off_by = max(self._off_by, float(np.abs(sums - 1).max()))
+        over = np.nan_to_num(weights, nan=np.inf).sum(axis=-1) - 1
+        self._off_by = max(self._off_by, float(np.maximum(over, 0 if has_sinks else -over).max()))
         late = weights[:, weights.shape[1] // 2 :]
         if late.shape[1] < 3:
             return

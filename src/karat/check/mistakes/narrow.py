@@ -146,7 +146,7 @@ def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: tuple[str, FloatName,
     where, dtype, units = what
     to = _to(dtype, a.scores)
     if where == "everything":
-        scores = to(a.scores)
+        scores = to(ops.with_sinks(a))
         largest = scores.max(axis=-1, keepdims=True)
         powers = to(np.exp(to(scores - np.where(np.isneginf(largest), 0, largest))))
         if units is None:
@@ -155,7 +155,7 @@ def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: tuple[str, FloatName,
                 total = to(total + powers[..., key : key + 1])
         else:
             total = to(to(powers.sum(axis=-1, keepdims=True)) * (1 + 1.5 * _UNIT[dtype] * units))
-        return to(powers / total)
+        return to(powers / total)[..., : a.scores.shape[-1]]
     weights = softmax(replace(a, scores=to(a.scores)) if "scores" in where else a)
     return to(weights) if "the result" in where else weights
 

@@ -84,7 +84,9 @@ def _scores(node: Node, inputs: Sequence[Array], context: Context, dtype: DType,
 
 
 def _softmax(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    return replace(ops.softmax)(ops.Softmax(inputs[0], context.tokens))
+    stated = node.params["sinks"]
+    sinks = None if stated is None else context.weights.array(stated, dtype)
+    return replace(ops.softmax)(ops.Softmax(inputs[0], context.tokens, sinks))
 
 
 def _mix(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:

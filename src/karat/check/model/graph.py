@@ -39,7 +39,7 @@ PARAMETERS: Mapping[Kind, frozenset[str]] = {
     "linear": frozenset({"weight", "bias", "head_dim"}),
     "rope": frozenset({"rope"}),
     "scores": frozenset({"scale", "window"}),
-    "softmax": frozenset(),
+    "softmax": frozenset({"sinks"}),
     "mix": frozenset(),
     "silu_mul": frozenset(),
     "sigmoid_mul": frozenset(),
@@ -160,7 +160,7 @@ class _GraphOps(Ops):
         k, v = self._cache[op.cache]
         prefix = op.name.rpartition(".")[0]
         scores = self.node(f"{prefix}.scores", "scores", op.q, k, scale=op.scale, window=op.window)
-        weights = self.node(f"{prefix}.weights", "softmax", scores)
+        weights = self.node(f"{prefix}.weights", "softmax", scores, sinks=op.sinks)
         return self.node(op.name, "mix", weights, v)
 
     def routed(self, op: api.Route) -> tuple[str, str]:

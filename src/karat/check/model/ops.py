@@ -160,13 +160,24 @@ def _by_position(every_pair: Array, sources: NDArray[np.int64] | None) -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Softmax:
+    """scores [heads, tokens, context]; sinks [heads]: scores of one more key, whose weight is left out."""
+
     scores: Array
     tokens: Tokens
+    sinks: Array | None
 
 
 def softmax(a: Softmax) -> Array:
-    powers = powers_of(a.scores, axis=-1)
-    return powers / powers.sum(axis=-1, keepdims=True)
+    powers = powers_of(with_sinks(a), axis=-1)
+    return (powers / powers.sum(axis=-1, keepdims=True))[..., : a.scores.shape[-1]]
+
+
+def with_sinks(a: Softmax) -> Array:
+    """The scores, with the sinks as those of one more key."""
+    if a.sinks is None:
+        return a.scores
+    sinks = np.broadcast_to(a.sinks[:, None, None], (*a.scores.shape[:-1], 1))
+    return np.concatenate([a.scores, sinks], axis=-1)
 
 
 def powers_of(x: Array, axis: int) -> Array:
