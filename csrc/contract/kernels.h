@@ -118,6 +118,7 @@ struct AttentionArgs {
     X(embedding)         \
     X(rms_norm)          \
     X(silu_mul)          \
+    X(clamped_mul)       \
     X(sigmoid_mul)       \
     X(add)               \
     X(scale)             \
@@ -159,6 +160,10 @@ struct Kernels {
 
     // out[i] = (gate[i] / (1 + exp(-gate[i]))) * up[i]
     void (*silu_mul)(const float* gate, const float* up, float* out, std::size_t n);
+
+    // g = the smaller of gate[i] and limit; u = up[i], at least -limit and at most limit; NaN stays NaN
+    // out[i] = (g / (1 + exp(-(alpha * g)))) * (u + 1)
+    void (*clamped_mul)(const float* gate, const float* up, float limit, float alpha, float* out, std::size_t n);
 
     // out[i] = x[i] / (1 + exp(-gate[i / columns])); x and out: [n], gate: [n / columns], columns divides n
     void (*sigmoid_mul)(const float* x, const float* gate, float* out, std::size_t n, std::size_t columns);

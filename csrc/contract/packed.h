@@ -14,7 +14,8 @@
 //     panel of 16 rows, the same block
 //     byte 0             32               96               160              224              288
 //
-// Only formats whose blocks are no multiple of 4 bytes have the 16-bit scale apart; in the others it is in a word:
+// Only formats whose blocks are no multiple of 4 bytes have the scale apart: 16 bits, or the byte of MXFP4 (17 bytes a
+// row). In the others it is in a word:
 //
 //     wide panel, one block of 32 columns in Q4_1 (20 bytes a row)
 //     byte 0             256              512              768              1024             1280
@@ -41,7 +42,7 @@ inline constexpr std::size_t kPackedSlack = 3;
 // read it (formats.h). The enum, the table and the switches between kernels (linear.h) are made of these lists.
 // X(name, bytes of a number)
 #define KARAT_FLOAT_FORMATS(X) X(F32, 4) X(F16, 2) X(BF16, 2)
-// X(name, columns of a block, bytes of a block, where its 16-bit scale lies if those are no multiple of 4)
+// X(name, columns of a block, bytes of a block, where its scale lies if those are no multiple of 4)
 #define KARAT_BLOCK_FORMATS(X) \
     X(Q8_0, 32, 34, 0)         \
     X(Q4_0, 32, 18, 0)         \
@@ -54,7 +55,8 @@ inline constexpr std::size_t kPackedSlack = 3;
     X(Q5_K, 256, 176, 0)       \
     X(Q6_K, 256, 210, 208)     \
     X(IQ4_NL, 32, 18, 0)       \
-    X(IQ4_XS, 256, 136, 0)
+    X(IQ4_XS, 256, 136, 0)     \
+    X(MXFP4, 32, 17, 0)
 
 #define KARAT_NAME(name, ...) name,
 enum class Format : int { KARAT_FLOAT_FORMATS(KARAT_NAME) KARAT_BLOCK_FORMATS(KARAT_NAME) };

@@ -13,7 +13,7 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 // One group's part of a packed block; one row's, where there is one lane.
 struct Block {
-    const std::uint8_t* scales;  // [16] 16 bits
+    const std::uint8_t* scales;  // [16] 16 bits, or 8
     const std::uint8_t* words;   // of this group; the next word of the block is `stride` bytes on
     std::size_t stride;
 
@@ -33,16 +33,16 @@ struct Block {
 // Of row `row` of a panel of `rows`.
 template <class Fmt>
 KARAT_INLINE Block block_of(const std::uint8_t* block, int row, int rows) {
-    constexpr bool has_scale = Fmt::kBytes % 4 != 0;
-    return {block + 2 * row, block + (has_scale ? 2 * rows : 0) + 4 * row, static_cast<std::size_t>(4 * rows)};
+    constexpr int scale_bytes = Fmt::kBytes % 4;
+    return {block + scale_bytes * row, block + scale_bytes * rows + 4 * row, static_cast<std::size_t>(4 * rows)};
 }
 #else
 template <class Fmt>
 KARAT_INLINE Block block_of(const std::uint8_t* block, int group, int groups) {
-    constexpr bool has_scale = Fmt::kBytes % 4 != 0;
+    constexpr std::size_t scale_bytes = Fmt::kBytes % 4;
     const std::size_t lanes = static_cast<std::size_t>(groups) * kGroupRows;
-    return {block + static_cast<std::size_t>(group) * 2 * kGroupRows,
-            block + (has_scale ? 2 * lanes : 0) + static_cast<std::size_t>(group) * 4 * kGroupRows, 4 * lanes};
+    const std::size_t first = static_cast<std::size_t>(group) * kGroupRows;
+    return {block + scale_bytes * first, block + scale_bytes * lanes + 4 * first, 4 * lanes};
 }
 #endif
 

@@ -73,18 +73,20 @@ struct HalfBytes {
     }
 };
 
-// Codes that are looked up by four bits, those of sub-block s in four words from kFirst + kStep * s on.
-constexpr std::uint8_t kNonLinearBytes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-
-template <int kFirst, int kStep>
-struct NonLinear {
-    static constexpr int kZero = 128, kLargest = 255;
-    decltype(byte_table<kNonLinearBytes>()) table;
-    static KARAT_INLINE NonLinear make() { return {byte_table<kNonLinearBytes>()}; }
+// Codes that are looked up by four bits in kBytes, those of sub-block s in four words from kFirst + kStep * s on.
+template <const std::uint8_t (&kBytes)[16], int kZeroPoint, int kLargestByte, int kFirst, int kStep>
+struct LookedUp {
+    static constexpr int kZero = kZeroPoint, kLargest = kLargestByte;
+    decltype(byte_table<kBytes>()) table;
+    static KARAT_INLINE LookedUp make() { return {byte_table<kBytes>()}; }
     KARAT_INLINE i32x16 of(const Block& b, int s, int c) const {
         return bytes_of_table(table, low_bits<4>(b.word(kFirst + kStep * s + c % 4) >> nibble_in_byte(c)));
     }
 };
+
+constexpr std::uint8_t kNonLinearBytes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+template <int kFirst, int kStep>
+using NonLinear = LookedUp<kNonLinearBytes, 128, 255, kFirst, kStep>;
 
 struct Q4_0 : Sizes<Format::Q4_0> {
     static constexpr int kSub = 32;
@@ -98,6 +100,27 @@ struct IQ4_NL : Sizes<Format::IQ4_NL> {
     static constexpr bool kHasMinimum = false;
     using Codes = NonLinear<0, 0>;
     using Scales = ScaleBefore;
+};
+
+// Twice the numbers of E2M1, which are 0 … 12 and -12 … 0. A scale is half of 2^(byte - 127): a product of two powers
+// that are normal numbers, which it need not be itself.
+constexpr std::uint8_t kTwiceE2M1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+struct MXFP4 : Sizes<Format::MXFP4> {
+    static constexpr int kSub = 32;
+    static constexpr bool kHasMinimum = false;
+    using Codes = LookedUp<kTwiceE2M1, 12, 24, 0, 0>;
+    struct Scales {
+        f32x16 value;
+        static KARAT_INLINE Scales of(const Block& b) {
+            const i32x16 byte = iload_bytes(b.scales), half = byte >> 1;
+            return {power(half) * power(byte - half)};
+        }
+        KARAT_INLINE f32x16 scale(const Block&, int) const { return value; }
+
+    private:
+        static KARAT_INLINE f32x16 power(i32x16 exponent) { return as_float((exponent + iset1(127 - 64)) << 23); }
+    };
 };
 
 struct Q4_1 : Sizes<Format::Q4_1> {  // word 0: scale and minimum

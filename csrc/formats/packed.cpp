@@ -35,10 +35,9 @@ void for_each_piece(const Matrix& shape, const StoredRows& stored, std::size_t f
                     const Copy& copy) {
     const FormatInfo& info = shape.info();
     const std::size_t num_blocks = shape.columns / info.block_columns;
-    const bool has_scale = info.block_bytes % 4 != 0;
-    const std::size_t num_words = info.block_bytes / 4;
+    const std::size_t scale_bytes = info.block_bytes % 4, num_words = info.block_bytes / 4;
     // Words begin after a scale that is stored first, else with the block.
-    const std::size_t words_at = has_scale && info.scale_at == 0 ? 2 : 0;
+    const std::size_t words_at = info.scale_at == 0 ? scale_bytes : 0;
     for (std::size_t panel = first_panel; panel < last_panel; ++panel) {
         const std::size_t groups = shape.panel_groups(panel), first_row = shape.first_group(panel) * kGroupRows;
         std::size_t out = shape.first_group(panel) * shape.group_bytes();
@@ -47,10 +46,10 @@ void for_each_piece(const Matrix& shape, const StoredRows& stored, std::size_t f
         std::size_t at[kPanelGroups * kGroupRows];  // the rows
         for (std::size_t lane = 0; lane < real; ++lane) at[lane] = stored.at(first_row + lane);
         for (std::size_t block = 0, in = 0; block < num_blocks; ++block, in += info.block_bytes) {
-            if (has_scale) {
-                for (std::size_t lane = 0; lane < real; ++lane) copy(out + 2 * lane, at[lane] + in + info.scale_at, 2);
-                out += 2 * lanes;
-            }
+            if (scale_bytes > 0)
+                for (std::size_t lane = 0; lane < real; ++lane)
+                    copy(out + scale_bytes * lane, at[lane] + in + info.scale_at, scale_bytes);
+            out += scale_bytes * lanes;
             const std::size_t words = in + words_at;
             for (std::size_t word = 0; word < num_words; ++word, out += 4 * lanes)
                 for (std::size_t lane = 0; lane < real; ++lane) copy(out + 4 * lane, at[lane] + words + 4 * word, 4);

@@ -43,6 +43,19 @@ void silu_mul(const float* gate, const float* up, float* out, std::size_t n) {
     }
 }
 
+void clamped_mul(const float* gate, const float* up, float limit, float alpha, float* out, std::size_t n) {
+    const f32x16 most = set1(limit), least = set1(-limit);
+    for (std::size_t i = 0; i < n; i += kLanes) {
+        const int count = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
+        f32x16 g = load_first(gate + i, count), u = load_first(up + i, count);
+        g = select(most < g, most, g);
+        u = select(most < u, most, select(u < least, least, u));
+        f32x16 divisor[] = {set1(alpha) * g};
+        one_plus_exp_of_minus(divisor);
+        store_first(out + i, g / divisor[0] * (u + set1(1.0f)), count);
+    }
+}
+
 void sigmoid_mul(const float* x, const float* gate, float* out, std::size_t n, std::size_t columns) {
     const std::size_t num_gates = n / columns;
     for (std::size_t i = 0; i < num_gates; i += kLanes) {

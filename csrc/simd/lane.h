@@ -68,6 +68,7 @@ KARAT_INLINE f32x16 load_bf16(const void* p) {
     return {float_of(static_cast<std::uint32_t>(value_at<std::uint16_t>(p)) << 16)};
 }
 KARAT_INLINE i32x16 iload(const void* p) { return {value_at<std::uint32_t>(p)}; }
+KARAT_INLINE i32x16 iload_bytes(const void* p) { return {value_at<std::uint8_t>(p)}; }
 KARAT_INLINE f32x16 set1(float x) { return {x}; }
 KARAT_INLINE i32x16 iset1(std::int32_t x) { return {static_cast<std::uint32_t>(x)}; }
 KARAT_INLINE f32x16 zero() { return {0.0f}; }

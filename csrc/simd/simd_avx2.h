@@ -35,6 +35,10 @@ KARAT_INLINE i32x16 iload(const void* p) {
     const auto* q = static_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
+KARAT_INLINE i32x16 iload_bytes(const void* p) {
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+    return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes))};
+}
 KARAT_INLINE void istore(void* p, i32x16 a) {
     auto* q = static_cast<__m256i*>(p);
     _mm256_storeu_si256(q, a.lo);

@@ -31,6 +31,9 @@ KARAT_INLINE f32x16 operator/(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b
 KARAT_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 KARAT_INLINE i32x16 iset1(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
 KARAT_INLINE i32x16 iload(const void* p) { return {_mm512_loadu_si512(p)}; }
+KARAT_INLINE i32x16 iload_bytes(const void* p) {
+    return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
 KARAT_INLINE void istore(void* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
 KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }

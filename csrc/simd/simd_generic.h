@@ -24,6 +24,11 @@ KARAT_INLINE i32x16 iload(const void* p) {
     std::memcpy(r.v, p, sizeof r.v);
     return r;
 }
+KARAT_INLINE i32x16 iload_bytes(const void* p) {
+    std::uint8_t bytes[kLanes];
+    std::memcpy(bytes, p, sizeof bytes);
+    KARAT_EACH(i32x16, bytes[i]);
+}
 KARAT_INLINE void istore(void* p, i32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
 KARAT_INLINE f32x16 load_f16(const void* p) {
     std::uint16_t half[kLanes];

@@ -40,6 +40,11 @@ KARAT_INLINE i32x16 iload(const void* p) {
     const auto* q = static_cast<const std::uint8_t*>(p);
     KARAT_EACH(i32x16, vreinterpretq_s32_u8(bytes_at(q + 16 * i)));
 }
+KARAT_INLINE i32x16 iload_bytes(const void* p) {
+    std::int32_t wide[kLanes];
+    for (int i = 0; i < kLanes; ++i) wide[i] = static_cast<const std::uint8_t*>(p)[i];
+    return iload(wide);
+}
 KARAT_INLINE void istore(void* p, i32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
 KARAT_INLINE i32x16 operator&(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, vandq_s32(a.v[i], b.v[i])); }
 KARAT_INLINE i32x16 operator|(i32x16 a, i32x16 b) { KARAT_EACH(i32x16, vorrq_s32(a.v[i], b.v[i])); }

@@ -123,14 +123,7 @@ class Plan:
     def rope(self, x: int, table: RopeTable) -> int: ...
     def kv_write(self, k: int, v: int, cache: Cache) -> None: ...
     def attention(
-        self,
-        q: int,
-        cache: Cache,
-        scale: float,
-        window: int,
-        group_heads: int,
-        first_head: int,
-        sinks: Vector | None,
+        self, q: int, cache: Cache, scale: float, window: int, group_heads: int, first_head: int, sinks: Vector | None
     ) -> int: ...
     def select(self, x: int) -> int: ...
     def route(self, logits: int, chosen: int, renormalised: bool) -> tuple[int, int]: ...
@@ -142,6 +135,10 @@ class Plan:
         gates: Sequence[Matrix],
         ups: Sequence[Matrix],
         downs: Sequence[Matrix],
+        gate_biases: Sequence[Vector],
+        up_biases: Sequence[Vector],
+        down_biases: Sequence[Vector],
+        clamp: tuple[float, float] | None,
         leaf_ends: Sequence[int],
         first: int,
         group: SharedMemory | None = None,

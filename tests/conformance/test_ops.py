@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from karat.config import RopeConfig
 from karat.errors import ExecutorError
-from karat.ops.api import HeadGroups
+from karat.ops.api import Clamp, HeadGroups
 from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.rope_table import cos_sin_table
@@ -196,6 +196,41 @@ def test_experts(ops: Executor, rows: int, hidden: int, inner: int, experts: int
             largest = np.abs(gates[expert]) @ np.abs(x[row]), np.abs(ups[expert]) @ np.abs(x[row])
             bound[row] += abs(float(share)) * (np.abs(downs[expert]) @ (1.2 * largest[0] * largest[1]))
     check(ops, got, want, (3 * hidden + inner + chosen + 40) * bound)
+
+
+@every_executor
+@given(rows=st.integers(1, 12), hidden=sizes, inner=sizes, experts=st.integers(1, 9), seed=seeds)
+def test_experts_with_biases_and_a_clamp(
+    ops: Executor, rows: int, hidden: int, inner: int, experts: int, seed: int
+) -> None:
+    """Limits that bind for most products; NaN stays NaN. |d/dx x·sigmoid(alpha·x)| is at most 1.1, whatever alpha."""
+    chosen, clamp = min(2, experts), Clamp(limit=2.5, alpha=1.702)
+    x, logits = draw(seed, (rows, hidden), (rows, experts), dtype=ops.dtype)
+    sizes_of = {"gates": (inner, hidden), "ups": (inner, hidden), "downs": (hidden, inner)}
+    matrices = weights(seed + 1, *((experts, *size) for size in sizes_of.values()))
+    biases = weights(seed + 2, *((experts, size[0]) for size in sizes_of.values()))
+    ids, shares = ops.route(logits, num_chosen=chosen, renormalised=True, names=("op.ids", "op.weights"))
+    held, added = (tuple(tuple(load(ops, each) for each in of) for of in both) for both in (matrices, biases))
+
+    def computed(x: Any) -> Any:
+        ends = leaf_ends(experts, 1)
+        return ops.experts(x, ids, shares, *held, leaves=ends, biases=added, clamp=clamp, name="op")
+
+    want, bound = torch.zeros(rows, hidden, dtype=torch.float64), np.zeros((rows, hidden))
+    for row, (of_row, by) in enumerate(zip(ops.read(ids), ops.read(shares), strict=True)):
+        for expert, share in zip(of_row, by, strict=True):
+            weight, bias = ([exact(each[expert]) for each in of] for of in (matrices, biases))
+            gate, up = (F.linear(exact(x[row]), weight[i], bias[i]) for i in range(2))
+            gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+            inside = gate * torch.sigmoid(clamp.alpha * gate) * (up + 1)
+            want[row] += F.linear(inside, weight[2], bias[2]) * float(share)
+            largest = [np.abs(matrices[i][expert]) @ np.abs(x[row]) + np.abs(biases[i][expert]) for i in range(2)]
+            size = np.abs(matrices[2][expert]) @ (1.2 * largest[0] * (largest[1] + 1)) + np.abs(biases[2][expert])
+            bound[row] += abs(float(share)) * size
+    check(ops, computed(x), want, (3 * hidden + inner + chosen + 40) * bound)
+    x[0, 0] = np.nan
+    got = ops.read(computed(x))
+    assert np.isnan(got[0]).all() and np.isfinite(got[1:]).all()
 
 
 @every_executor

@@ -12,6 +12,7 @@ from karat.config import embedded_model_path
 from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
 from tests.support.parallel import hub_name
+from tests.support.sideways import sideways
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -35,6 +36,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral with a window for every context": {"model_type": "mistral", "sliding_window": 128, "head_dim": 32},
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "head_dim": 32,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "truncate": False,
+        },
+    },
     "mixtral": {"model_type": "mixtral", "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
     "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0},
     "qwen2_moe": {
@@ -88,11 +102,8 @@ def folder_of(path: Path, seed: int = 0, **changes: Any) -> Path:
     (path / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(seed)
     shapes = {spec.source: spec.shape for spec in weight_specs(read_config(config))}
-    save_file(
-        {
-            hub_name(config["model_type"], name): rng.standard_normal(shape, np.float32)
-            for name, shape in shapes.items()
-        },
-        path / "model.safetensors",
-    )
+    tensors = {
+        hub_name(config["model_type"], name): rng.standard_normal(shape, np.float32) for name, shape in shapes.items()
+    }
+    save_file(sideways(tensors) if config["model_type"] == "gpt_oss" else tensors, path / "model.safetensors")
     return path

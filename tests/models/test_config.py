@@ -1,8 +1,8 @@
 """config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over.
 
-Covers: karat.models.family, karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.qwen2,
-karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral, karat.models.mixtures,
-karat.models.olmoe, karat.models.reader, karat.models.seed_oss, karat.models.smollm3.
+Covers: karat.models.family, karat.models.gpt_oss, karat.models.granite, karat.models.llama, karat.models.mistral,
+karat.models.qwen2, karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral,
+karat.models.mixtures, karat.models.olmoe, karat.models.reader, karat.models.seed_oss, karat.models.smollm3.
 """
 
 import copy
@@ -44,6 +44,16 @@ EXTRA: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.0625,
         "residual_multiplier": 0.22,
         "logits_scaling": 8.0,
+    },
+    "gpt_oss": {
+        "sliding_window": 64,
+        "head_dim": 12,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "experts_per_token": 2,
+        "initial_context_length": 64,
+        "swiglu_limit": 7.0,
+        "attention_bias": True,
     },
     "llama": {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "head_dim": 8},
     "mistral": {"sliding_window": 64, "head_dim": 12},
@@ -260,6 +270,8 @@ def test_windows() -> None:
     assert windows("qwen2_moe") == (64, None, 64, None)
     assert windows("qwen2_moe", max_window_layers=...) == (64, None, 64, None)
     assert windows("qwen2_moe", max_window_layers=1) == (64, None, None, None)
+    assert windows("gpt_oss") == (64, None, 64, None)
+    assert windows("gpt_oss", sliding_window=None) == (None,) * 4
     assert windows("mixtral") == (64,) * 4
     assert windows("mixtral", sliding_window=...) == windows("mixtral", sliding_window=None) == (None,) * 4
     mixed = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
@@ -357,6 +369,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"n_shared_experts": 1}, "n_shared_experts=1"),
     ("qwen3", {"num_experts": 8}, "num_experts=8"),
     ("mixtral", {"num_local_experts": ...}, "num_experts is missing"),
+    ("gpt_oss", {"experts_per_token": 3}, "num_experts_per_tok=2 and experts_per_token=3 disagree"),
+    ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit=0"),
+    ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "quantization method 'fp8'"),
     ("mixtral", {"layer_types": ["full_attention"] * 4}, "layer_types"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("olmoe", {"clip_qkv": 0}, "clip_qkv=0"),
@@ -451,6 +466,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     assert read_config(raw_config(family, num_key_value_heads=None)).num_kv_heads == 4
     changes: list[dict[str, Any]] = []
     if family not in (
+        "gpt_oss",
         "mistral",
         "mixtral",
         "qwen2_moe",
@@ -487,7 +503,7 @@ def test_every_key_is_read_known_or_refused(family: str) -> None:
     """No key of a file can be changed to nonsense without an error, unless it is on the list of harmless ones."""
     raw = raw_config(family)
     harmless = {"architectures", "use_cache", "initializer_range", "attention_dropout", "pretraining_tp"}
-    for key in raw.keys() - harmless - {"pad_token_id"}:
+    for key in raw.keys() - harmless - {"pad_token_id", "initial_context_length"}:
         with pytest.raises(ConfigError):
             read_config({**raw, key: {"nonsense": 1}})
 

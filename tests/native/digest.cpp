@@ -90,6 +90,7 @@ MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint
         const std::uint16_t brain = static_cast<std::uint16_t>(bits(value) >> 16);
         if (format == Format::F32) std::memcpy(&stored[at], &value, 4);
         else if (format == Format::BF16) std::memcpy(&stored[at], &brain, 2);
+        else if (format == Format::MXFP4) stored[at] = static_cast<std::uint8_t>(116 + next(seed) % 8);
         else
             for (const std::size_t offset : halves_of(format)) {
                 const std::uint16_t half = small_half(next(seed));
@@ -117,6 +118,10 @@ void elementwise(const Kernels& kernels) {
     out.resize(x.size());
     kernels.silu_mul(x.data(), ones.data(), out.data(), x.size());
     print("silu", out.data(), out.size());
+    kernels.clamped_mul(x.data(), ones.data(), 7.0f, 1.702f, out.data(), x.size());
+    print("clamped, of gates", out.data(), out.size());
+    kernels.clamped_mul(ones.data(), x.data(), 7.0f, 1.702f, out.data(), x.size());
+    print("clamped, of ups", out.data(), out.size());
     for (const std::size_t columns : {std::size_t{1}, std::size_t{8}}) {
         const std::size_t n = x.size() / columns * columns;  // the same gates, of an element or of 8
         kernels.sigmoid_mul(ones.data(), x.data(), out.data(), n, columns);
@@ -283,7 +288,8 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
         const Register q = record::rope(plan, record::rms_norm(plan, qkv[0], q_norm, 1e-6), table);
         const auto cache = std::make_shared<const LayerCache>(LayerCache{owner, layer, 0, layer});
         record::kv_write(plan, record::rope(plan, qkv[1], table), qkv[2], cache);
-        const Register attended = record::attention(plan, q, cache, 0.2f, window, kHeads / kKvHeads, 0);
+        const Register attended =
+            record::attention(plan, q, cache, 0.2f, window, kHeads / kKvHeads, 0, window ? vector(kHeads, 9) : nullptr);
         x = record::add(plan, x, record::linear(plan, attended, {o}, {nullptr}, leaves(kHeads * kDim, 4, kDim))[0]);
         const auto both =
             record::linear(plan, record::rms_norm(plan, x, between, 1e-6), gate_up, {nullptr, nullptr}, one_leaf);

@@ -45,6 +45,7 @@ std::vector<std::size_t> halves_of(Format format) {
         case Format::Q2_K: return {80, 82};
         case Format::Q3_K: return {108};
         case Format::Q6_K: return {208};
+        case Format::MXFP4: return {};
         default: return {0};
     }
 }
@@ -66,7 +67,8 @@ Packed matrix(Format format) {
     for (std::size_t i = 0; i < stored.size(); ++i) {
         const auto any = static_cast<std::uint8_t>(random(1, i) >> 11);
         const std::size_t row = i / row_bytes;
-        const std::uint8_t first = row % 2 ? 0x00 : 0x80, second = row % 2 ? 0xff : 0x7f;
+        const std::uint8_t high = format == Format::MXFP4 ? 0x77 : 0x7f;
+        const std::uint8_t first = row % 2 ? 0x00 : 0x80, second = row % 2 ? 0xff : high;
         const bool choice = row < kRows - 4 ? any < 128 : row < kRows - 2;
         stored[i] = row < kRandomRows ? any : choice ? first : second;
     }
@@ -80,6 +82,9 @@ Packed matrix(Format format) {
         }
         ++seed;
     }
+    if (format == Format::MXFP4)  // exponents of scales
+        for (std::size_t block = 0; block < blocks; ++block)
+            stored[block * info.block_bytes] = static_cast<std::uint8_t>(120 + random(2, block) % 16);
     std::vector<Line> memory = lines(shape.packed_bytes() + kPackedSlack);
     shape.data = memory[0].bytes;
     pack_panels(shape, {stored.data(), row_bytes}, 0, shape.num_panels(), memory[0].bytes);

@@ -25,7 +25,10 @@ HALVES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "MXFP4": (),
 }
+# The same of bytes that are exponents of scales.
+EXPONENTS = {"MXFP4": (0,)}
 
 
 def extreme_codes(stored: str, columns: int, rng: np.random.Generator) -> Weight:
@@ -36,8 +39,13 @@ def extreme_codes(stored: str, columns: int, rng: np.random.Generator) -> Weight
     data[:4] = np.array([0x00, 0xFF, 0x80, 0x7F], np.uint8)[:, None, None]
     data[4:12] = rng.choice(np.array([0x00, 0xFF], np.uint8), (8, blocks, format_.block_bytes))
     data[12:] = rng.choice(np.array([0x80, 0x7F], np.uint8), (8, blocks, format_.block_bytes))
+    if stored in EXPONENTS:  # 0x77 has the highest code twice, 0xFF the lowest
+        data[data == 0x7F] = 0x77
+        data[4:12][data[4:12] == 0x00] = 0x77
     for start in HALVES[stored]:
         data[:, :, start : start + 2] = np.array([1.0], "<f2").view(np.uint8)
+    for start in EXPONENTS.get(stored, ()):
+        data[:, :, start] = 128
     return Weight("weight", stored, (rows, columns), data.reshape(-1), Path("in-memory"))
 
 

@@ -40,11 +40,13 @@ class InFloat64:
         assert np.abs(frequencies / theirs - 1).max() <= 4 * 2.0**-23, "more than a few last bits apart"
         self._rotary = base.rotary_emb
         self._frequencies = frequencies
+        self._copies = 1 if "GptOss" in type(self._rotary).__name__ else 2  # of the angles, in a row
         self._mode = Widen()
 
     def _rotate(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         single = position_ids.numpy()[..., None].astype(np.float32) * self._frequencies
-        angles = torch.from_numpy(np.concatenate((single, single), axis=-1).astype(np.float64))
+        halves = (single,) * self._copies
+        angles = torch.from_numpy(np.concatenate(halves, axis=-1).astype(np.float64))
         return angles.cos() * self._rotary.attention_scaling, angles.sin() * self._rotary.attention_scaling
 
     def __enter__(self) -> None:

@@ -38,6 +38,7 @@ COMPUTED_AS_STORED = (
     "Q6_K",
     "IQ4_NL",
     "IQ4_XS",
+    "MXFP4",
 )
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
@@ -58,6 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
     "granite": {"attention_bias": True},
+    "gpt_oss": {"swiglu_limit": 2.0, "sliding_window": 20},
     "mixtral": {"tie_word_embeddings": False},
     "olmoe": {"norm_topk_prob": True},
     "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512},

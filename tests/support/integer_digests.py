@@ -15,7 +15,7 @@ from karat.checkpoint.weights import Weight
 from karat.ops.integers import WIDTHS, coded, linear
 from karat.ops.leaves import leaf_ends
 from karat.quant import CODINGS, FORMATS
-from tests.support.extreme_codes import HALVES
+from tests.support.extreme_codes import EXPONENTS, HALVES
 
 F32 = NDArray[np.float32]
 U32 = NDArray[np.uint32]
@@ -41,7 +41,7 @@ def matrix(stored: str) -> Weight:
     blocks = ROWS * COLUMNS // format_.block_size
     data = (random(1, blocks * format_.block_bytes) >> np.uint32(11)).astype(np.uint8).reshape(ROWS, -1)
     for row in range(RANDOM_ROWS, ROWS):
-        first, second = (0x00, 0xFF) if row % 2 else (0x80, 0x7F)
+        first, second = (0x00, 0xFF) if row % 2 else (0x80, 0x77 if stored in EXPONENTS else 0x7F)
         choice = data[row] < 128 if row < ROWS - 4 else np.full(data.shape[1], row < ROWS - 2)
         data[row] = np.where(choice, first, second)
     data = data.reshape(blocks, -1)
@@ -51,6 +51,8 @@ def matrix(stored: str) -> Weight:
             of & np.uint32(0x8000) | (8 + of % np.uint32(3)) << np.uint32(10) | of >> np.uint32(20) & np.uint32(1023)
         )
         data[:, start : start + 2] = halves.astype("<u2")[:, None].view(np.uint8)
+    for start in EXPONENTS.get(stored, ()):
+        data[:, start] = 120 + random(2, blocks) % np.uint32(16)
     return Weight("weight", stored, (ROWS, COLUMNS), data.reshape(-1), Path("in-memory"))
 
 

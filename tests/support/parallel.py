@@ -31,6 +31,7 @@ from karat.ops.executor import Runner
 from karat.quant import FORMATS
 from karat.ranks.group import SINGLE, Group
 from karat.text.placeholder import placeholder_tokenizer
+from tests.support.sideways import sideways
 
 # What a family's models need that others do not.
 _OWN: dict[str, dict[str, Any]] = {
@@ -52,6 +53,17 @@ _OWN: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 256,
         "shared_expert_intermediate_size": 2304,
+    },
+    "gpt_oss": {
+        "num_local_experts": 16,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 256,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
     },
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "smollm3": {"pad_token_id": 0},  # transformers' default is beyond these vocabularies
@@ -87,7 +99,10 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    return config | _OWN.get(family, {}) | changes
+    config |= _OWN.get(family, {}) | changes
+    if family == "gpt_oss" and "sliding_window" not in changes:  # a cache of one group
+        config |= {"sliding_window": 512, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+    return config
 
 
 def hub_name(model_type: str, name: str) -> str:
@@ -114,6 +129,11 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd:
             dtype = "F32" if len(spec.shape) == 1 else odd
         tensors[spec.source] = (dtype, spec.shape, _draw(rng, dtype, spec.shape, mean=float("norm" in spec.source)))
     if stored not in FORMATS:
+        if read.model_type == "gpt_oss":
+            size = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
+            arrays = {name: data.view(size[dtype]).reshape(shape) for name, (dtype, shape, data) in tensors.items()}
+            turned = sideways(arrays).items()
+            tensors = {name: (stored, each.shape, each.reshape(-1).view(np.uint8)) for name, each in turned}
         specs = {
             hub_name(read.model_type, name): TensorSpec(
                 dtype=_TORCH_NAMES[dtype], shape=list(shape), data_ptr=data.ctypes.data, data_len=data.nbytes

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 FAMILIES = (
+    "gpt_oss",
     "granite",
     "llama",
     "mistral",
@@ -36,7 +37,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
-    free_head_dim = family in ("mistral", "mixtral", "qwen3", "qwen3_moe", "seed_oss")
+    free_head_dim = family in ("gpt_oss", "mistral", "mixtral", "qwen3", "qwen3_moe", "seed_oss")
     if free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
     elif family in ("granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
@@ -85,8 +86,13 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config |= {"use_sliding_window": window is not None, "sliding_window": window}
     elif family == "mixtral":
         config["sliding_window"] = window
-    if family in ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe"):
-        number = "num_local_experts" if family == "mixtral" else "num_experts"
+    elif family == "gpt_oss":
+        config["sliding_window"] = window or 20
+        if rng.random() < 0.3:
+            config["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(num_layers)]
+        config |= {"swiglu_limit": rng.choice([0.7, 1.5]), "swiglu_alpha": rng.choice([1.702, 0.6])}
+    if family in ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"):
+        number = "num_local_experts" if family in ("gpt_oss", "mixtral") else "num_experts"
         config[number] = rng.choice([2, 5, 12, 24])
         config["num_experts_per_tok"] = rng.randint(1, min(4, config[number]))
     if family in ("olmoe", "qwen2_moe", "qwen3_moe"):
@@ -105,7 +111,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
             "residual_multiplier": rng.choice([0.22, 1.6]),
             "logits_scaling": rng.choice([0.3, 0.1]),
         }
-    if family in ("granite", "llama", "olmoe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"):
+    if family in ("gpt_oss", "granite", "llama", "olmoe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"):
         config["attention_bias"] = rng.random() < 0.5
     if family in ("granite", "llama", "seed_oss", "smollm3"):
         config["mlp_bias"] = rng.random() < 0.5
@@ -204,12 +210,13 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
             if parameter.ndim == 1 and "norm" in name:
                 mean = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
                 parameter.copy_(mean + 0.3 * noise)
-            elif parameter.ndim == 1:
+            elif parameter.ndim == 1 or name.endswith("_bias"):
                 parameter.copy_(0.5 * noise)
             elif "embed_tokens" in name or "lm_head" in name:
                 parameter.copy_(noise * 3 / math.sqrt(parameter.shape[1]))
             elif parameter.ndim > 2 and ".experts." in name:
-                parameter.copy_(noise * 1.5 / math.sqrt(parameter.shape[2]))
+                columns = parameter.shape[1 if config["model_type"] == "gpt_oss" else 2]
+                parameter.copy_(noise * 1.5 / math.sqrt(columns))
             elif parameter.ndim > 2:
                 parameter.copy_(noise)
             else:

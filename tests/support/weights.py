@@ -19,7 +19,8 @@ def weight_of(values: NDArray[np.float32], stored: str, name: str = "weight") ->
     """These values [rows, columns] (or a vector) as a weight of this stored type."""
     if stored in FORMATS:
         format_ = FORMATS[stored]
-        data = format_.quantize(values.reshape(-1, format_.block_size))
+        blocks = values.reshape(-1, format_.block_size)
+        data = mxfp4_of(blocks) if stored == "MXFP4" else format_.quantize(blocks)
     elif stored == "BF16":
         data = (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
     else:
@@ -27,12 +28,27 @@ def weight_of(values: NDArray[np.float32], stored: str, name: str = "weight") ->
     return Weight(name, stored, values.shape, np.ascontiguousarray(data).reshape(-1), Path("in-memory"))
 
 
+def mxfp4_of(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Blocks of values [n, 32], whose largest becomes 4 or 6 times a power of two. Karat itself only reads MXFP4."""
+    largest = np.maximum(np.abs(values).max(axis=1, keepdims=True), np.float32(2.0**-100))
+    exponents = np.frexp(largest)[1] - 3
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    chosen = np.abs(np.abs(np.ldexp(values, -exponents))[..., None] - levels).argmin(axis=-1).astype(np.uint8)
+    codes = chosen | np.signbit(values).astype(np.uint8) << 3
+    return np.concatenate([(exponents + 127).astype(np.uint8), codes[:, :16] | codes[:, 16:] << 4], axis=1)
+
+
 def random_blocks(stored: str, rows: int, columns: int, rng: np.random.Generator) -> Weight:
-    """Any bytes that are a legal matrix; of block formats all codes and scales, as long as they are finite."""
+    """Any bytes that are a legal matrix; of block formats all codes and scales, as long as they are finite.
+
+    MXFP4's scales are those between which the others' are, so that products with powers are normal numbers.
+    """
     if stored not in FORMATS:
         return stored_weight(stored, rows, columns, rng)
     format_ = FORMATS[stored]
     blocks = rng.integers(0, 256, (rows * columns // format_.block_size, format_.block_bytes), np.uint8)
     while (bad := ~np.isfinite(format_.dequantize(blocks)).all(axis=1)).any():
         blocks[bad] = rng.integers(0, 256, (int(bad.sum()), format_.block_bytes), np.uint8)
+    if stored == "MXFP4":
+        blocks[:, 0] = 104 + blocks[:, 0] % 48
     return Weight("weight", stored, (rows, columns), blocks.reshape(-1), Path("in-memory"))

@@ -117,12 +117,14 @@ struct QuantisePairsOp final : Op {
     }
 };
 
-// A product of each pair's row and a matrix of its expert; with two matrices, SwiGLU of both products.
+// A product of each pair's row and a matrix of its expert, with its bias; with two matrices, SwiGLU of both products.
 struct ProductsOp final : Op {
     Register x;
     std::optional<Register> digits;
-    std::vector<MatrixRef> weights, ups;  // ups: of SwiGLU, or none
-    Registers out;                        // of weights; then of ups, and of SwiGLU
+    std::vector<MatrixRef> weights, ups;       // ups: of SwiGLU, or none
+    std::vector<VectorRef> biases, up_biases;  // or none
+    std::optional<record::Clamp> clamp;        // of SwiGLU
+    Registers out;                             // of weights; then of ups, and of SwiGLU
     Activations activations;
     std::shared_ptr<const Sorted> sorted;
 
@@ -146,19 +148,24 @@ struct ProductsOp final : Op {
 private:
     void compute(const StepContext& s, std::size_t expert, StepContext::Range panels, int thread) const {
         const std::size_t first = sorted->starts[expert], count = sorted->starts[expert + 1] - first;
-        product(s, weights[expert]->matrix, out[0], first, count, panels, thread);
+        const auto bias_of = [&](const std::vector<VectorRef>& all) {
+            return all.empty() ? nullptr : all[expert]->values.data();
+        };
+        product(s, weights[expert]->matrix, bias_of(biases), out[0], first, count, panels, thread);
         if (ups.empty()) return;
-        product(s, ups[expert]->matrix, out[1], first, count, panels, thread);
+        product(s, ups[expert]->matrix, bias_of(up_biases), out[1], first, count, panels, thread);
         const Matrix& matrix = weights[expert]->matrix;
         const std::size_t begin = matrix.first_group(panels.first) * kGroupRows;
         const std::size_t end = std::min(matrix.first_group(panels.last) * kGroupRows, matrix.rows);
         for (std::size_t place = first; place < first + count; ++place) {
             const std::size_t at = place * matrix.rows + begin;
-            s.kernels.silu_mul(s.data(out[0]) + at, s.data(out[1]) + at, s.data(out[2]) + at, end - begin);
+            const float *gate = s.data(out[0]) + at, *up = s.data(out[1]) + at;
+            if (clamp) s.kernels.clamped_mul(gate, up, clamp->limit, clamp->alpha, s.data(out[2]) + at, end - begin);
+            else s.kernels.silu_mul(gate, up, s.data(out[2]) + at, end - begin);
         }
     }
-    void product(const StepContext& s, const Matrix& matrix, Register to, std::size_t first, std::size_t count,
-                 StepContext::Range panels, int thread) const {
+    void product(const StepContext& s, const Matrix& matrix, const float* bias, Register to, std::size_t first,
+                 std::size_t count, StepContext::Range panels, int thread) const {
         const std::uint32_t columns = static_cast<std::uint32_t>(matrix.columns);
         const LinearArgs args{
             .weight = &matrix,
@@ -167,7 +174,7 @@ private:
             .tokens = count,
             .out = s.data(to) + first * matrix.rows,
             .out_stride = matrix.rows,
-            .bias = nullptr,
+            .bias = bias,
             .residual = nullptr,
             .leaf_ends = &columns,
             .num_leaves = 1,
@@ -183,6 +190,8 @@ private:
 struct ExpertsOp final : RowOp {
     Register x, ids, weights, out;
     record::ExpertMatrices matrices;
+    record::ExpertBiases biases;
+    std::optional<record::Clamp> clamp;
     std::vector<std::uint32_t> leaf_ends;
     Activations activations;
     std::optional<std::uint32_t> collective;
@@ -237,7 +246,11 @@ struct ExpertsOp final : RowOp {
         given_ = down->out.front();
         both->weights = std::move(matrices.gates);
         both->ups = std::move(matrices.ups);
+        both->biases = std::move(biases.gates);
+        both->up_biases = std::move(biases.ups);
+        both->clamp = clamp;
         down->weights = std::move(matrices.downs);
+        down->biases = std::move(biases.downs);
         lowering.before.push_back(std::move(sort));
         lowering.before.push_back(std::move(gather));
         lowering.before.push_back(std::move(both));
@@ -288,7 +301,8 @@ private:
 }  // namespace
 
 Register record::experts(Plan& plan, TransportRef group, Register x, Register ids, Register weights,
-                         ExpertMatrices matrices, std::vector<std::uint32_t> leaf_ends, std::size_t first) {
+                         ExpertMatrices matrices, ExpertBiases biases, std::optional<Clamp> clamp,
+                         std::vector<std::uint32_t> leaf_ends, std::size_t first) {
     const RegisterInfo info = plan.info(x), chosen = plan.info(ids, Element::i32);
     require(
         chosen.rows == info.rows && plan.info(weights).rows == info.rows && plan.info(weights).width == chosen.width,
@@ -308,12 +322,20 @@ Register record::experts(Plan& plan, TransportRef group, Register x, Register id
     require(fits(matrices.gates, inner, info.width) && fits(matrices.ups, inner, info.width) &&
                 fits(matrices.downs, info.width, inner),
             "experts' matrices that do not fit each other");
+    const auto all_fit = [&](const std::vector<VectorRef>& all, std::size_t size) {
+        return (all.empty() || all.size() == count) &&
+               std::all_of(all.begin(), all.end(), [&](const VectorRef& each) { return each->values.size() == size; });
+    };
+    require(all_fit(biases.gates, inner) && all_fit(biases.ups, inner) && all_fit(biases.downs, info.width),
+            "experts' biases that do not fit their matrices");
     auto op = std::make_unique<ExpertsOp>();
     op->x = x;
     op->ids = ids;
     op->weights = weights;
     op->out = plan.new_register({.width = info.width, .rows = info.rows});
     op->matrices = std::move(matrices);
+    op->biases = std::move(biases);
+    op->clamp = clamp;
     op->leaf_ends = std::move(leaf_ends);
     op->activations = plan.activations();
     if (group) op->collective = plan.new_collective(group);

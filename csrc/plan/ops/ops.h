@@ -4,6 +4,7 @@
 // Functions throw std::invalid_argument for registers and weights that do not fit each other.
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -42,13 +43,16 @@ Register attention(Plan& plan, Register q, CacheRef cache, float scale, std::siz
                    std::size_t first_head, VectorRef sinks);
 // The `chosen` experts of each row of logits: their ids, which are integers, and their weights.
 std::pair<Register, Register> route(Plan& plan, Register logits, std::size_t chosen, bool renormalised);
-// Experts of a mixture: matrices of each.
+// Experts of a mixture: matrices of each, and biases of each or none.
 struct ExpertMatrices { std::vector<MatrixRef> gates, ups, downs; };
+struct ExpertBiases { std::vector<VectorRef> gates, ups, downs; };
+struct Clamp { float limit, alpha; };  // of the activation (kernels.h, clamped_mul)
 // The sum of what the chosen experts give for each row. The experts are those from id `first` on, others are left out;
 // leaf l of the sum has those before leaf_ends[l], counted from the first one. With `group` (which may be null) the
 // ranks' sums are added along the fixed tree.
 Register experts(Plan& plan, TransportRef group, Register x, Register ids, Register weights, ExpertMatrices matrices,
-                 std::vector<std::uint32_t> leaf_ends, std::size_t first);
+                 ExpertBiases biases, std::optional<Clamp> clamp, std::vector<std::uint32_t> leaf_ends,
+                 std::size_t first);
 // The wanted rows of x, which has the step's tokens.
 Register select(Plan& plan, Register x);
 

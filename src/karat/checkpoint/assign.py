@@ -39,7 +39,7 @@ def assign(
     stored = checkpoint.weights
     joins = joins_of(specs, stored)
     parts = {part.source for join in joins for part in join.parts}
-    wanted = [*(spec for spec in specs if spec.source not in parts), *(join.spec for join in joins)]
+    wanted = [*(spec for spec in specs if spec.source not in parts), *(spec for join in joins for spec in join.specs)]
     assigned: dict[str, Weight] = {}
     missing: list[WeightSpec] = []
     misshapen: list[str] = []
@@ -62,7 +62,7 @@ def assign(
         if alias in stored:
             _check_tie(stored[alias], stored[source])
     for join in joins:
-        assigned |= join.parted(assigned[join.spec.source])
+        assigned |= join.parted(assigned)
     return {source: assigned[source] for source in sources}
 
 

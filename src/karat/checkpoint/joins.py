@@ -3,16 +3,18 @@
     self_attn.qkv_proj    | q | k | v |     Phi-3's spelling: the rows of q, then those of k, then those of v
     mlp.gate_up_proj      | gate | up |     Phi-3's and GLM-4's
     experts.gate_up_proj  | gate of expert 0 | up of expert 0 | gate of expert 1 | …     [experts, rows, columns]
-    experts.gate_proj     | expert 0 | expert 1 | …     GGUF's; so are up_proj and down_proj
+    experts.gate_proj     | expert 0 | expert 1 | …     GGUF's; so are up_proj and down_proj, and biases
     block_sparse_moe      Mixtral's: `mlp` by another name, with experts of w1 (gate), w2 (down) and w3 (up)
 
-A new spelling is a line in _JOINS, _STACKS or _NAMES.
+A new spelling is a line in _JOINS, _STACKS or _NAMES. Those of gpt-oss, which are no rows, are in `sideways.py`.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
+from karat.checkpoint.sideways import Sideways, parts_of, sideways_of
 from karat.checkpoint.weights import Weight, WeightSpec
 
 _JOINS: Mapping[str, tuple[str, ...]] = {
@@ -28,7 +30,7 @@ _STACKS: Mapping[str, tuple[str, ...]] = {
 # Of Mixtral: stored name -> the model's.
 _NAMES: Mapping[str, str] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _RENAMED = re.compile(r"(.+\.)block_sparse_moe\.(gate|(experts\.\d+\.)(w[123]))\.weight", re.ASCII)
-_STACKED = re.compile(rf"(.+\.experts\.)({'|'.join(_STACKS)})(?:\.weight)?", re.ASCII)
+_STACKED = re.compile(rf"(.+\.experts\.)({'|'.join(_STACKS)})(\.weight|\.bias)?", re.ASCII)
 _JOINED = re.compile(rf"(.+\.)({'|'.join(map(re.escape, _JOINS))})(\.weight|\.bias)", re.ASCII)
 
 
@@ -39,11 +41,16 @@ class Join:
     spec: WeightSpec
     parts: tuple[WeightSpec, ...]
 
-    def parted(self, whole: Weight) -> dict[str, Weight]:
+    @property
+    def specs(self) -> tuple[WeightSpec, ...]:
+        """The tensors that the files have."""
+        return (self.spec,)
+
+    def parted(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
         """The parts' weights, which are views of the whole one's bytes."""
-        found, start = {}, 0
-        if len(whole.shape) == 3:  # matrices, one after the other
-            whole = replace(whole, shape=(whole.shape[0] * whole.shape[1], whole.shape[2]))
+        found, start, whole = {}, 0, stored[self.spec.source]
+        if len(whole.shape) > len(self.parts[0].shape):  # matrices, or vectors, one after the other
+            whole = replace(whole, shape=(prod(whole.shape[:2]), *whole.shape[2:]))
         for part in self.parts:
             rows = whole.rows(start, stop := start + part.shape[0])
             found[part.source], start = replace(rows, name=part.source), stop
@@ -57,16 +64,19 @@ def renamed(stored: str) -> str:
     return f"{match[1]}mlp.{f'{match[3]}{_NAMES[match[4]]}' if match[3] else 'gate'}.weight"
 
 
-def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join]:
+def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join | Sideways]:
     """The joins among the names of stored tensors whose parts the model needs, all of them and of the same width."""
     needed = {spec.source: spec for spec in specs}
-    joins = []
+    joins: list[Join | Sideways] = []
     for name in stored:
         if (part := needed.get(renamed(name))) is not None and part.source != name:
             joins.append(Join(WeightSpec(name, part.shape), (part,)))
             continue
+        if (found := sideways_of(name, needed, stored)) is not None:
+            joins += found
+            continue
         if (match := _STACKED.fullmatch(name)) is not None:
-            joins += _stack(name, match[1], _STACKS[match[2]], needed)
+            joins += _stack(name, match[1], _STACKS[match[2]], match[3] or ".weight", needed)
             continue
         if (match := _JOINED.fullmatch(name)) is None or name in needed:
             continue
@@ -78,12 +88,12 @@ def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join]
     return joins
 
 
-def _stack(name: str, experts: str, each: Sequence[str], needed: Mapping[str, WeightSpec]) -> list[Join]:
-    """The join of a tensor that has the matrices `each` of all experts that the model needs."""
-    parts: list[WeightSpec] = []
-    while (spec := needed.get(f"{experts}{len(parts) // len(each)}.{each[len(parts) % len(each)]}.weight")) is not None:
-        parts.append(spec)
+def _stack(
+    name: str, experts: str, each: Sequence[str], suffix: str, needed: Mapping[str, WeightSpec]
+) -> list[Join | Sideways]:
+    """The join of a tensor that has the matrices `each` of all experts that the model needs, or their biases."""
+    parts = parts_of(experts, each, suffix, needed)
     if not parts or len(parts) % len(each) or len({spec.shape for spec in parts}) != 1:
         return []
-    rows, columns = parts[0].shape
-    return [Join(WeightSpec(name, (len(parts) // len(each), rows * len(each), columns)), tuple(parts))]
+    rows, *columns = parts[0].shape
+    return [Join(WeightSpec(name, (len(parts) // len(each), rows * len(each), *columns)), parts)]

@@ -45,7 +45,9 @@ def requantize(weight: Weight, format_: Format) -> Requantized:
             ) from fault
     stored = blocks.reshape(-1)
     stored.flags.writeable = False
-    done = replace(weight, dtype=format_.name, stored=stored, row_order=None, row_span=None, whole_shape=None)
+    done = replace(
+        weight, dtype=format_.name, stored=stored, row_order=None, row_span=None, whole_shape=None, made=None
+    )
     return Requantized(done)
 
 

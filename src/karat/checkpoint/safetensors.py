@@ -17,8 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from karat.checkpoint.files import mapped, open_regular
+from karat.checkpoint.sideways import MXFP4_PARTS
 from karat.checkpoint.strict_json import JsonError, JsonStream
-from karat.checkpoint.weights import Weight
+from karat.checkpoint.weights import BYTES, Weight
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError
 
@@ -99,7 +100,7 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
     file, size = open_regular(path)
     with file:
         header = _read_header(path, file, size)
-        others = [name for name, entry in header.entries.items() if entry.dtype not in COMPUTED_TYPES]
+        others = [name for name, entry in header.entries.items() if not _is_computed(name, entry)]
         if others:
             raise CheckpointError(
                 f"{path}: tensor {shown(others[0])} is {header.entries[others[0]].dtype}"
@@ -113,6 +114,11 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
         name: Weight(name, entry.dtype, entry.shape, data[entry.begin : entry.end], path)
         for name, entry in header.entries.items()
     }
+
+
+def _is_computed(name: str, entry: TensorEntry) -> bool:
+    """Whether Karat knows the type, or the bytes: those of MXFP4 (karat.checkpoint.joins)."""
+    return entry.dtype in COMPUTED_TYPES or (entry.dtype == BYTES and name.endswith(MXFP4_PARTS))
 
 
 def _read_header(path: Path, file: BinaryIO, size: int) -> SafetensorsHeader:

@@ -15,13 +15,14 @@ from karat.quant import FORMATS
 
 # Plain types; any other type of a weight is the name of a block format (karat.quant).
 PLAIN_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+BYTES = "U8"  # what is no tensor of a model by itself (karat.checkpoint.joins)
 
 
 def num_stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor as a file stores it."""
     if (format_ := FORMATS.get(dtype)) is not None:
         return format_.num_bytes(prod(shape))
-    return PLAIN_BYTES[dtype] * prod(shape)
+    return prod(shape) if dtype == BYTES else PLAIN_BYTES[dtype] * prod(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,9 @@ class Weight:
     With `row_order`, row i of the tensor is stored row row_order()[i]. With `row_span`, the tensor has only bytes
     [start, stop) of each stored row. `whole_shape` is the stored tensor's shape where this is a part of one
     (karat.checkpoint.slices).
+
+    With `made`, the file stores the tensor in another way: `stored` is what it is made of, and made() are its bytes, as
+    `stored` has them otherwise. `settled` is the weight that has them.
     """
 
     name: str
@@ -48,6 +52,11 @@ class Weight:
     row_order: Callable[[], NDArray[np.intp]] | None = None
     whole_shape: tuple[int, ...] | None = None
     row_span: tuple[int, int] | None = None
+    made: Callable[[], NDArray[np.uint8]] | None = None
+
+    def settled(self) -> "Weight":
+        """The weight itself, or the same with bytes that were made now."""
+        return self if self.made is None else replace(self, stored=self.made(), made=None)
 
     @property
     def num_bytes(self) -> int:
@@ -67,6 +76,8 @@ class Weight:
     @property
     def data(self) -> NDArray[np.uint8]:
         """The bytes of the tensor's rows in order, flat uint8: `stored` itself, or a new array on each access."""
+        if self.made is not None:
+            return self.made()
         if self.row_order is None and self.row_span is None:
             return self.stored
         rows = self.stored.reshape(-1, self.row_bytes)
@@ -77,6 +88,9 @@ class Weight:
     def rows(self, start: int, stop: int) -> "Weight":
         """Rows start … stop - 1 of a tensor (of a vector: values). Nothing is read."""
         shape, whole_shape = (stop - start, *self.shape[1:]), self.whole_shape or self.shape
+        if (made := self.made) is not None:
+            part = slice(start * self.row_bytes, stop * self.row_bytes)
+            return replace(self, shape=shape, whole_shape=whole_shape, made=lambda: made()[part])
         if (row_order := self.row_order) is not None:
             return replace(self, shape=shape, whole_shape=whole_shape, row_order=lambda: row_order()[start:stop])
         stored = self.stored[start * self.row_bytes : stop * self.row_bytes]

@@ -46,7 +46,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         (f"{arch}.rope.freq_base", scalar("FLOAT32", rope.theta)),
         *((f"{arch}.{key}", scalar("FLOAT32", getattr(config, name))) for key, name in form.numbers.items()),
     ]
-    return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(rope)]
+    return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(rope, form.yarn_truncates)]
 
 
 def _window(config: ModelConfig) -> int:
@@ -90,15 +90,15 @@ def foreign_to_llama_cpp(config: ModelConfig) -> str | None:
     return FAMILIES[config.model_type].gguf.not_in_llama_cpp(config)
 
 
-def _scaling(rope: RopeConfig) -> Pairs:
+def _scaling(rope: RopeConfig, truncates: bool) -> Pairs:
     if rope.rope_type == "linear":
         return [("type", string("linear")), ("factor", scalar("FLOAT32", rope.factor))]
     if rope.rope_type != "yarn":
         return []  # llama3 and factors are stored as the tensor rope_freqs.weight
-    if rope.attention_factor != yarn_attention_factor(rope.factor, None, None) or not rope.truncate:
+    if rope.attention_factor != yarn_attention_factor(rope.factor, None, None) or rope.truncate != truncates:
         raise ConfigError(
             f"yarn with attention_factor={rope.attention_factor} and truncate={rope.truncate} cannot be stated in "
-            "GGUF; expected the defaults"
+            f"GGUF; expected the default factor and truncate={truncates}"
         )
     return [
         ("type", string("yarn")),

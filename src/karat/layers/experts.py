@@ -6,14 +6,15 @@ from karat.layers.mixer import Mixer, RopeTables
 from karat.layers.mlp import GatedMLP
 from karat.layers.place import Place
 from karat.layers.shards import own_leaves, part, tree_ends
-from karat.ops.api import Cache, Loaded, Ops, Step, Tensor
+from karat.ops.api import Cache, Clamp, Ops, Step, Tensor
 
 
 class ExpertMixture(Mixer):
     """A weighted sum of `num_chosen` of `num_experts` SwiGLU MLPs of `inner_size`; x and it are [tokens, hidden].
 
-    With `renormalised` the weights of the chosen ones are made to sum to 1. A rank holds a range of the experts; every
-    rank computes the router. The sum has the name `result`, or else the mixture's.
+    With `renormalised` the weights of the chosen ones are made to sum to 1. With `bias` the router and the experts'
+    matrices have biases. `clamp` is of the experts' activation. A rank holds a range of the experts; every rank
+    computes the router, which is called `router`. The sum has the name `result`, or else the mixture's.
     """
 
     def __init__(
@@ -25,12 +26,15 @@ class ExpertMixture(Mixer):
         num_experts: int,
         num_chosen: int,
         renormalised: bool,
+        bias: bool = False,
+        clamp: Clamp | None = None,
+        router: str = "gate",
         result: str | None = None,
     ) -> None:
         self.name = place.name
         self._result = result or place.name
-        self.router = ColumnParallelLinear(place / "gate", num_experts, hidden_size, bias=False, pieces=None)
-        self._num_chosen, self._renormalised = num_chosen, renormalised
+        self.router = ColumnParallelLinear(place / router, num_experts, hidden_size, bias=bias, pieces=None)
+        self._num_chosen, self._renormalised, self._clamp = num_chosen, renormalised, clamp
         group = place.group
         self._group = group if group.size > 1 else None
         self._leaves = own_leaves(num_experts, 1, group)
@@ -40,13 +44,16 @@ class ExpertMixture(Mixer):
                 f"the {num_experts} experts of {self.name} are shared out, and none is left for rank {group.rank}"
             )
 
-        def of_each(name: str, rows: int, columns: int) -> tuple[Loaded, ...]:
-            experts = place / "experts"
-            return tuple((experts / str(number) / name).weight(rows, columns) for number in range(self._first, end))
-
-        self.gates = of_each("gate_proj", inner_size, hidden_size)
-        self.ups = of_each("up_proj", inner_size, hidden_size)
-        self.downs = of_each("down_proj", hidden_size, inner_size)
+        experts = [place / "experts" / str(number) for number in range(self._first, end)]
+        sizes = dict.fromkeys(("gate_proj", "up_proj"), (inner_size, hidden_size))
+        sizes["down_proj"] = hidden_size, inner_size
+        self.gates, self.ups, self.downs = (
+            tuple((each / name).weight(*size) for each in experts) for name, size in sizes.items()
+        )
+        self._biases = None
+        if bias:
+            gates, ups, downs = (tuple((each / name).bias(size[0]) for each in experts) for name, size in sizes.items())
+            self._biases = gates, ups, downs
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         logits = self.router(ops, x)
@@ -61,6 +68,8 @@ class ExpertMixture(Mixer):
             self.downs,
             leaves=self._leaves,
             first=self._first,
+            biases=self._biases,
+            clamp=self._clamp,
             group=self._group,
             name=self._result,
         )

@@ -5,6 +5,7 @@ from typing import Any
 
 from karat.checkpoint.composite import Composite
 from karat.models import (
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -23,6 +24,7 @@ from karat.models.family import Family
 FAMILIES: Mapping[str, Family[Any]] = {
     family.model_type: family
     for family in (
+        gpt_oss.FAMILY,
         granite.FAMILY,
         llama.FAMILY,
         mistral.FAMILY,

@@ -1,7 +1,8 @@
 """Family: the record that each family's file exports."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from karat.checkpoint.gguf import GgufForm
@@ -29,7 +30,8 @@ class Family(Generic[C]):
 
     `model_type` and `architecture` are the names in config.json. `read` reads the configuration from a config.json; it
     must read every key that can change the result. `layer` composes layer `index` of a model at its place. `gguf` is
-    the record of the family's GGUF files. `ends` says what a model does at its ends that others do not.
+    the record of the family's GGUF files. `ends` says what a model does at its ends that others do not. `quantised` are
+    the methods of a config.json's quantization_config whose tensors Karat reads.
     """
 
     model_type: str
@@ -38,6 +40,7 @@ class Family(Generic[C]):
     layer: Callable[[Place, C, int], Block]
     gguf: GgufForm[C]
     ends: Callable[[C], Ends] = lambda _: Ends()
+    quantised: tuple[str, ...] = ()
 
 
 def read_decoder(
@@ -48,11 +51,13 @@ def read_decoder(
     num_kv_heads: int,
     head_dim: int | None = None,
     default_theta: float = DEFAULT_THETA,
+    default_rope: Mapping[str, object] = MappingProxyType({}),
     **own: object,
 ) -> C:
     """A `config` from the keys that all families share and the family's `own` fields.
 
-    A head_dim of None means hidden_size / num_attention_heads; default_theta is RoPE's base where none is stated.
+    A head_dim of None means hidden_size / num_attention_heads; default_theta is RoPE's base where none is stated, and
+    default_rope its parameters where none are.
     Raises ConfigError for missing or invalid values.
     """
     activation = reader.get(str, "hidden_act", "silu")
@@ -80,7 +85,7 @@ def read_decoder(
         head_dim=head_dim,
         rms_norm_eps=reader.get(float, "rms_norm_eps"),
         max_position_embeddings=max_positions,
-        rope=read_rope(reader, max_positions, default_theta),
+        rope=read_rope(reader, max_positions, default_theta, default_rope),
         tie_word_embeddings=reader.get(bool, "tie_word_embeddings", False),
         layer_windows=layer_windows,
         dtype=read_dtype(reader),

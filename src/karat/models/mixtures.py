@@ -36,8 +36,8 @@ class MixtureConfig(ModelConfig):
         ModelConfig.__post_init__(self)
 
 
-def mixture(place: Place, config: MixtureConfig, result: str | None = None) -> ExpertMixture:
-    """The experts of a layer; `result` is the name of their sum, if not the place's."""
+def mixture(place: Place, config: MixtureConfig, **own: Any) -> ExpertMixture:
+    """The experts of a layer; `own` are the family's arguments of ExpertMixture."""
     return ExpertMixture(
         place,
         config.hidden_size,
@@ -45,19 +45,24 @@ def mixture(place: Place, config: MixtureConfig, result: str | None = None) -> E
         num_experts=config.num_experts,
         num_chosen=config.num_experts_per_tok,
         renormalised=config.norm_topk_prob,
-        result=result,
+        **own,
     )
 
 
-def read_experts(reader: ConfigReader) -> dict[str, int]:
-    """The number of experts, under either of its names, and of the chosen ones."""
+def read_experts(reader: ConfigReader) -> dict[str, Any]:
+    """The number of experts, and of the chosen ones, under either of their names."""
     one, other = reader.optional(int, "num_experts"), reader.optional(int, "num_local_experts")
     if one is not None and other is not None and one != other:
         raise ConfigError(f"num_experts={one} and num_local_experts={other} disagree: keep the correct one")
+    chosen, per_token = reader.optional(int, "num_experts_per_tok"), reader.optional(int, "experts_per_token")
+    if chosen is not None and per_token is not None and chosen != per_token:
+        raise ConfigError(
+            f"num_experts_per_tok={chosen} and experts_per_token={per_token} disagree: keep the correct one"
+        )
     reader.raw("router_aux_loss_coef")  # of training
     return {
         "num_experts": reader.get(int, "num_experts", other),
-        "num_experts_per_tok": reader.get(int, "num_experts_per_tok"),
+        "num_experts_per_tok": reader.get(int, "num_experts_per_tok", per_token),
     }
 
 

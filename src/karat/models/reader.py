@@ -8,6 +8,7 @@ result.
 import math
 import sys
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import TypeVar, get_args
 
 from karat.config import FloatName, RopeConfig
@@ -227,14 +228,22 @@ def read_layer_windows(
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def read_rope(reader: ConfigReader, max_position_embeddings: int, default_theta: float = DEFAULT_THETA) -> RopeConfig:
-    """RoPE from `rope_parameters`, or from `rope_theta` and `rope_scaling`. Values stated twice must agree."""
+def read_rope(
+    reader: ConfigReader,
+    max_position_embeddings: int,
+    default_theta: float = DEFAULT_THETA,
+    default: Mapping[str, object] = MappingProxyType({}),
+) -> RopeConfig:
+    """RoPE from `rope_parameters`, or from `rope_theta` and `rope_scaling`. Values stated twice must agree.
+
+    `default` stands for rope_parameters where a file states neither them nor a scaling.
+    """
     theta = reader.optional(float, "rope_theta")
     new, old = reader.raw("rope_parameters"), reader.raw("rope_scaling")
     if new is not None and old is not None and new != old:
         raise ConfigError(f"rope_parameters={shown(new)} and rope_scaling={shown(old)} disagree: keep the correct one")
     where = "rope_parameters" if new is not None else "rope_scaling"
-    given = new if new is not None else old if old is not None else {}
+    given = new if new is not None else old if old is not None else dict(default)
     if not isinstance(given, dict):
         raise ConfigError(f"{where}={shown(given)}: expected an object or null")
     if any(isinstance(value, dict) for value in given.values()):

@@ -93,13 +93,14 @@ def _read(raw: Mapping[str, object]) -> tuple[ModelConfig, ConfigReader]:
             "config.json has auto_map: the model brings its own Python code, which Karat never runs; "
             "use a release of the model in a supported architecture"
         )
-    if quantization := raw.get("quantization_config"):
-        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
-        raise ConfigError(
-            f"quantization method {shown(method)} is not supported in a Hugging Face folder; use the original model"
-        )
     model_type = raw.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if quantization := raw.get("quantization_config"):
+        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
+        if family is None or method not in family.quantised:
+            raise ConfigError(
+                f"quantization method {shown(method)} is not supported in a Hugging Face folder; use the original model"
+            )
     known: list[Family[Any] | Composite] = [*FAMILIES.values(), *COMPOSITES.values()]
     supported = ", ".join(f"{kind.model_type} ({kind.architecture})" for kind in known)
     if family is None:

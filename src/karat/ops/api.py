@@ -281,15 +281,27 @@ class Route(Several):
     renormalised: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """Of SwiGLU: (up + 1) * gate * sigmoid(alpha * gate), with gate at most `limit`, and up from -limit to limit.
+
+    Both numbers are finite and are rounded to dtype first. NaN stays NaN.
+    """
+
+    limit: float
+    alpha: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts(Single):
     """The sum over a row's chosen experts of weight * down(silu(gate(x)) * up(x)): [rows, hidden].
 
     x is [rows, hidden], ids and weights are those of `Route`. `gates`, `ups` and `downs` are the matrices of each
-    expert from id `first` on. `leaves` are the ids, counted from `first`, before which each leaf of the sum ends; their
-    number is a power of two. A leaf is a sum in order of id, and the result is the sum of a binary tree over the
-    leaves. With `group`, this rank has some of the experts, the tree continues over ranks, and every rank gets the
-    whole sum.
+    expert from id `first` on. `biases` are the vectors that are added to the products of gates, of ups and of downs;
+    with `clamp` the activation is another. `leaves` are the ids, counted from `first`, before which each leaf of the
+    sum ends; their number is a power of two. A leaf is a sum in order of id, and the result is the sum of a binary tree
+    over the leaves. With `group`, this rank has some of the experts, the tree continues over ranks, and every rank gets
+    the whole sum.
     """
 
     x: Tensor
@@ -301,6 +313,8 @@ class Experts(Single):
     _: KW_ONLY
     leaves: tuple[int, ...]
     first: int = 0
+    biases: tuple[tuple[Loaded, ...], tuple[Loaded, ...], tuple[Loaded, ...]] | None = None
+    clamp: Clamp | None = None
     group: Group | None = None
 
     def of_this_rank(self) -> "Experts | None":

@@ -243,7 +243,12 @@ class CudaOps(DeviceOps):
 
 def _not_there(op: Op[Any]) -> str | None:
     """What of an op no device computes."""
-    return "attention sinks" if isinstance(op, api.PagedAttention) and op.sinks is not None else None
+    match op:
+        case api.PagedAttention(sinks=sinks) if sinks is not None:
+            return "attention sinks"
+        case api.Experts(biases=biases, clamp=clamp) if biases is not None or clamp is not None:
+            return "biases and limits of experts"
+    return None
 
 
 def _is_native(handle: Any) -> bool:

@@ -28,8 +28,8 @@ class Guard(Tap):
 
     The op at which a fault arises raises NumericsError: for NaN, infinity, magnitudes above LARGEST, attention weights
     below 0 or with a sum other than 1 (with sinks: above 1), RoPE that changes a pair's length, logits of a token that
-    are all equal, and logits above LARGEST_LOGIT. The engine runs a failed batch again sequence by sequence, so only the request at fault
-    ends with this error.
+    are all equal, and logits above LARGEST_LOGIT. The engine runs a failed batch again sequence by sequence, so only
+    the request at fault ends with this error.
     """
 
     def __init__(self, inner: Executor) -> None:
@@ -96,8 +96,8 @@ class Guard(Tap):
             position = self._batch.positions[self._batch.query_starts[sequence] + row]
             least, total = weights[head, row].min(), sums[head, row]
             raise NumericsError(
-                f"{name}[{head}, {row}]: weights of at least {least:.6g} with sum {total:.6g}, expected 0 and {most}, at "
-                f"position {position} of sequence {sequence} of the step, head {head} (--guard)"
+                f"{name}[{head}, {row}]: weights of at least {least:.6g} with sum {total:.6g}, expected 0 and {most}, "
+                f"at position {position} of sequence {sequence} of the step, head {head} (--guard)"
             )
 
     def _stop(self, name: str, values: Array, wrong: NDArray[np.bool_], why: str) -> None:

@@ -12,7 +12,8 @@ float32, of which they are multiples, rounded to nearest even. |q| is at most th
   q = x / power, all in float32. Products with scales and with sums of q are rounded once. Three signed bytes write one
   more than int24's limit, which is even, so that a quotient half above it is rounded to it.
 - Powers are at most 2**105. So power is normal, and scale * power is normal and finite for every stored scale other
-  than zero: those are 2**-24 … 65,504 * 128 in magnitude. Elements below half a step are 0.
+  than zero: those are 2**-24 … 65,504 * 128 in magnitude. MXFP4's are 2**-128 … 2**127: the product may be any number
+  there, infinity too. Elements below half a step are 0.
 - A block whose q are all 0 has power 1.
 - A block with NaN or infinity, or with a number so large that its power would be above 2**105, has NaN as its power and
   q = 0. Every output of that row is then NaN.

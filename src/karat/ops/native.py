@@ -150,7 +150,7 @@ class NativeOps(Executor):
         if len(weight.shape) != 2:
             raise ExecutorError(f"{weight.name}: {weight.shape} is neither a matrix nor a vector")
         if weight.dtype in native().formats():
-            return weight
+            return weight.settled()
         if weight.dtype not in self._held_as_float32:
             _log.warning("weights of %s are held as float32: there are no native kernels for them", weight.dtype)
             self._held_as_float32.add(weight.dtype)

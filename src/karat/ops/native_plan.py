@@ -229,9 +229,11 @@ def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:
     back = {(each.rows, each.columns) for each in op.downs}
     fits = into == {(inner, hidden)} and back == {(hidden, inner)}
     _require(fits, op.name, f"gates and ups [out, in] of {into}, downs of {back} for rows of {hidden}")
+    biases, clamp = op.biases or ((), (), ()), None if op.clamp is None else (op.clamp.limit, op.clamp.alpha)
+    _require(clamp is None or all(map(isfinite, clamp)), op.name, f"{op.clamp}; expected finite numbers")
     registers, matrices = (op.x.register, op.ids.register, op.weights.register), (op.gates, op.ups, op.downs)
     channel = None if op.group is None else _channel(op.group, op.name)
-    return Handle(recorder.plan.experts(*registers, *matrices, op.leaves, op.first, channel), op.x.tail)
+    return Handle(recorder.plan.experts(*registers, *matrices, *biases, clamp, op.leaves, op.first, channel), op.x.tail)
 
 
 def _select_rows(recorder: PlanRecorder, op: api.SelectRows) -> Handle:

@@ -242,11 +242,21 @@ def _experts(ops: ReferenceOps, op: api.Experts) -> Array:
             rows, choice = np.nonzero(op.ids == op.first + number)
             if not len(rows):
                 continue
-            both = ops.gate_up(op.x[rows], (op.gates[number], op.ups[number]), None, names=(op.name, op.name))
-            given = ops.linear(ops.silu_mul(*both, name=op.name), op.downs[number], name=op.name)
+            of_gate, of_up, of_down = (None,) * 3 if op.biases is None else (each[number] for each in op.biases)
+            gate = ops.linear(op.x[rows], op.gates[number], of_gate, name=op.name)
+            up = ops.linear(op.x[rows], op.ups[number], of_up, name=op.name)
+            inner = ops.silu_mul(gate, up, name=op.name) if op.clamp is None else _clamped(gate, up, op.clamp)
+            given = ops.linear(inner, op.downs[number], of_down, name=op.name)
             sums[rows] += op.weights[rows, choice][:, None] * given
     whole = tree_sum(leaves)
     return whole if op.group is None else tree_sum(op.group.all_gather(whole))
+
+
+def _clamped(gate: Array, up: Array, clamp: api.Clamp) -> Array:
+    limit, alpha = gate.dtype.type(clamp.limit), gate.dtype.type(clamp.alpha)
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    result: Array = gate * _sigmoid(alpha * gate) * (up + 1)
+    return result
 
 
 def _select_rows(ops: ReferenceOps, op: api.SelectRows) -> Array:

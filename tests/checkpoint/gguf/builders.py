@@ -140,7 +140,8 @@ def write_model(
 ) -> None:
     """What the gguf package makes of a Hugging Face model: its config.json and float32 weights."""
     family = config["model_type"]
-    arch = {"mistral": "llama", "mixtral": "llama"}.get(family, family).replace("_moe", "moe")
+    named = {"gpt_oss": "gpt-oss", "mistral": "llama", "mixtral": "llama"}
+    arch = named.get(family, family).replace("_moe", "moe")
     is_paired = arch in ("granite", "llama", "smollm3")
     options = {} if split is None else {"split_max_tensors": split}
     writer = gguf.GGUFWriter(path, arch, **options)
@@ -166,6 +167,8 @@ def write_model(
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if family == "gpt_oss":
+        writer.add_sliding_window(config["sliding_window"])
     if num_experts := config.get("num_experts", config.get("num_local_experts")):
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -177,7 +180,8 @@ def write_model(
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for name, weight in weights.items():
-        stored = weight.squeeze()  # one row is a vector
+        stored = weight[0] if weight.ndim == 2 and len(weight) == 1 else weight  # one row is a vector
+        name += ".weight" if name.endswith(".sinks") else ""
         if is_paired and ".q_proj." in name:
             stored = paired(weight, config["num_attention_heads"])
         if is_paired and ".k_proj." in name:

@@ -135,11 +135,14 @@ class TestSameModel:
             raw["norm_topk_prob"] = family == "qwen3_moe"
         if family not in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"):
             raw.pop("use_sliding_window")
-        if family != "mistral":
+        if family == "gpt_oss":
+            raw |= {"sliding_window": 20, "swiglu_limit": 7.0, "swiglu_alpha": 1.702}
+        elif family != "mistral":
             raw.pop("sliding_window")
         if raw["rope_parameters"]["rope_type"] == "yarn":  # what else it may state, GGUF does not carry
             kept = ("rope_type", "rope_theta", "factor", "original_max_position_embeddings")
-            raw["rope_parameters"] = {key: raw["rope_parameters"][key] for key in kept}
+            truncate = {"truncate": False} if family == "gpt_oss" else {}
+            raw["rope_parameters"] = {key: raw["rope_parameters"][key] for key in kept} | truncate
         expected = read_config(raw)
         weights = random_weights(raw, expected, seed)
         path = tmp_path / "model.gguf"

@@ -101,6 +101,11 @@ def empty(softmax: Op[Softmax], a: Softmax, becomes: str) -> Array:
             return softmax(a)
 
 
+@mistake("softmax", of=ops.softmax)
+def sink_factor(softmax: Op[Softmax], a: Softmax, factor: float) -> Array:
+    return softmax(a if a.sinks is None else replace(a, sinks=a.sinks * a.scores.dtype.type(factor)))
+
+
 @mistake("mix", of=ops.mix)
 def rope_v(mix: Op[Mix], a: Mix, rope: RopeConfig) -> Array:
     return mix(replace(a, v=turned(a.v, rope, a.context)))
@@ -201,6 +206,14 @@ def scales(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
                 f"over {name}, of the keys in a cache of the window",
                 {"self_attn.weights": {"axis": axis, "window_cache": True}},
             )
+
+
+def sinks(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    w, scale = "self_attn.weights", layer.node("self_attn.scores").params["scale"]
+    if layer.node(w).params["sinks"] is not None:
+        yield "sinks", "left out", {w: {"sinks": None}}
+        yield "sinks", "multiplied by the scale of scores", {w: {"sink_factor": scale}}
+        yield "sinks", "with the other sign", {w: {"sink_factor": -1.0}}
 
 
 def heads(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:

@@ -154,6 +154,18 @@ BUGS: Mapping[str, Bug] = {
         "experts compute with matrices of other experts",
         "a stack of matrices has them in order of the experts' ids, from 0 on",
     ),
+    "expert-biases": Bug(
+        "biases of the experts are left out or not weighted",
+        "add each bias to its product; a row's weight multiplies what its expert gives, the last bias included",
+    ),
+    "clamp": Bug(
+        "the limits or constants of the experts' activation are others",
+        "(up + 1) * gate * sigmoid(1.702 * gate), with gate at most swiglu_limit, and up from its negative to it",
+    ),
+    "sinks": Bug(
+        "attention sinks are left out or are other numbers",
+        "the softmax has one more score for each head, its sink, which is not scaled and whose weight is dropped",
+    ),
     "activation": Bug("another activation function is used", "use the one that hidden_act names"),
     "transposed": Bug(
         "the weight is read as [in, out] (row-major taken for column-major)",

@@ -18,6 +18,7 @@ _OF_LAYER = (
     attention.masks,
     attention.scales,
     attention.heads,
+    attention.sinks,
     cache.caches,
     rope.ropes,
     rope.biases,
@@ -30,6 +31,7 @@ _OF_LAYER = (
     block.wiring,
     experts.routing,
     experts.matrices,
+    experts.clamps,
     experts.shared,
 )
 _OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "self_attn.attention")

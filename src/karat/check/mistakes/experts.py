@@ -15,11 +15,13 @@ from karat.check.mistakes.scope import Layer, Params, Scope
 from karat.check.model import ops
 from karat.check.model.context import Array, Matrix
 from karat.check.model.evaluate import Op
-from karat.check.model.ops import ChosenIds, ChosenWeights, Expert, Paired
+from karat.check.model.ops import ChosenIds, ChosenWeights, Expert, Inner, Paired
+from karat.ops.api import Clamp
 
 Variants = Iterator[tuple[str, str, dict[str, Params]]]
 
 _MATRICES = ("gates", "ups", "downs")
+_BIASES = ("gate_biases", "up_biases", "down_biases")
 _SHIFTS = {1: "the next expert", -1: "the expert before"}
 PAIRINGS: Mapping[str, Callable[[Paired], Array]] = {
     "in order of id": lambda a: np.take_along_axis(a.weights, np.argsort(np.argsort(a.ids, axis=-1), axis=-1), axis=-1),
@@ -33,6 +35,23 @@ STACKS: Mapping[str, Callable[[Array, Array], tuple[Array, Array]]] = {
     "halves of every second row": lambda gate, up: _parted(
         np.stack([gate, up], axis=-1).reshape(len(gate), -1), slice(gate.shape[-1])
     ),
+}
+
+
+def _without_one(inner: Op[Inner], a: Inner) -> Array:
+    plain = replace(a, up=np.zeros_like(a.up))  # (0 + 1) * activation
+    return inner(a) - inner(plain)
+
+
+def _limited_below(inner: Op[Inner], a: Inner) -> Array:
+    assert a.clamp is not None
+    return inner(replace(a, gate=np.maximum(a.gate, -a.gate.dtype.type(a.clamp.limit))))
+
+
+# Of experts whose activation is clamped.
+CLAMPED: Mapping[str, Callable[[Op[Inner], Inner], Array]] = {
+    "1 is not added to up": _without_one,
+    "gate is limited below, too": _limited_below,
 }
 
 
@@ -101,6 +120,11 @@ def stack(expert: Op[Expert], a: Expert, name: str) -> Array:
     return expert(replace(a, gate=gate, up=up))
 
 
+@mistake("experts", of=ops.inner, choices=CLAMPED)
+def clamped(inner: Op[Inner], a: Inner, name: str) -> Array:
+    return CLAMPED[name](inner, a)
+
+
 @mistake("experts", of=ops.expert, choices=ACTIVATIONS)
 def expert_activation(expert: Op[Expert], a: Expert, name: str) -> Array:
     return expert(replace(a, activation=ACTIVATIONS[name]))
@@ -135,12 +159,14 @@ def matrices(scope: Scope, layer: Layer) -> Variants:
     """What an expert computes with."""
     for role in layer.roles_of("experts"):
         params = layer.node(role).params
+        held = _MATRICES if params["down_biases"] is None else _MATRICES + _BIASES
         for shift, which in ((1, "next"), (-1, "previous")):
-            turned = {key: (*params[key][shift:], *params[key][:shift]) for key in _MATRICES}
+            turned = {key: (*params[key][shift:], *params[key][:shift]) for key in held}
             yield "expert-matrices", f"each has those of the {which} expert", {role: turned}
             for key in _MATRICES:
                 yield "expert-matrices", f"each has the {which} one's {key[:-1]}", {role: {key: turned[key]}}
         exchanged: Params = {"gates": params["ups"], "ups": params["gates"]}
+        exchanged |= {"gate_biases": params["up_biases"], "up_biases": params["gate_biases"]}
         yield "gate-up-swapped", "of each expert", {role: exchanged}
         for name in STACKS:
             yield "gate-up-split", f"of each expert: {name}", {role: {"stack": name}}
@@ -152,5 +178,22 @@ def matrices(scope: Scope, layer: Layer) -> Variants:
                 yield (
                     "layer-prefix",
                     f"experts of layer {other}",
-                    {role: {key: found.params[key] for key in _MATRICES}},
+                    {role: {key: found.params[key] for key in held}},
                 )
+
+
+def clamps(scope: Scope, layer: Layer) -> Variants:
+    """Biases and the clamped activation of experts that have them."""
+    for role in layer.roles_of("experts"):
+        params = layer.node(role).params
+        if params["down_biases"] is not None:
+            for key in _BIASES:
+                yield "expert-biases", f"those of {key.split('_')[0]} are left out", {role: {key: None}}
+            yield "expert-biases", "all are left out", {role: dict.fromkeys(_BIASES)}
+        if (clamp := params["clamp"]) is None:
+            continue
+        yield "clamp", "no limits", {role: {"clamp": Clamp(np.inf, clamp.alpha)}}
+        yield "clamp", "alpha is 1", {role: {"clamp": Clamp(clamp.limit, 1.0)}}
+        yield "clamp", "silu(gate) * up, as in other models", {role: {"clamp": None}}
+        for name in CLAMPED:
+            yield "clamp", name, {role: {"clamped": name}}

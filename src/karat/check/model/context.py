@@ -125,6 +125,25 @@ class Matrix(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class WithBias:
+    """`matrix`, to whose products `bias` is added."""
+
+    matrix: Matrix
+    bias: Array
+
+    @property
+    def num_rows(self) -> int:
+        return self.matrix.num_rows
+
+    def rows_at(self, ids: NDArray[np.int64]) -> Array:
+        raise AssertionError("rows of a matrix with a bias are not gathered")
+
+    def product(self, x: Array) -> Array:
+        product: Array = self.matrix.product(x) + self.bias
+        return product
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StoredMatrix:
     """A matrix of the checkpoint. Of a large one only a part is widened at a time."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model import ops
-from karat.check.model.context import Array, Context, DType, StoredMatrix
+from karat.check.model.context import Array, Context, DType, Matrix, StoredMatrix, WithBias
 from karat.check.model.graph import Kind, Node
 from karat.check.model.tokens import Tokens
 from karat.config import RopeConfig
@@ -133,15 +133,30 @@ def _experts(node: Node, inputs: Sequence[Array], context: Context, dtype: DType
     x, ids = inputs[:2]
     weights = replace(ops.paired)(ops.Paired(ids, inputs[2]))
     total = np.zeros_like(x)
-    for number, names in enumerate(zip(*(node.params[each] for each in ("gates", "ups", "downs")), strict=True)):
+    clamp, gates, downs = node.params["clamp"], node.params["gates"], node.params["downs"]
+    alpha = dtype.type(1 if clamp is None else clamp.alpha)
+    for number in range(len(gates)):
         rows, choice = np.nonzero(ids == number)
         if not len(rows):
             continue
-        gate, up, down = (StoredMatrix(context.weights, name, dtype) for name in names)
-        read, inner_read = context.read(x[rows], names[0]), partial(context.read, weight=names[2])
-        given = replace(ops.expert)(ops.Expert(read, gate, up, inner_read, down))
+
+        def inner(gate: Array, up: Array, activation: Callable[[Array], Array], number: int = number) -> Array:
+            inner = replace(ops.inner)(ops.Inner(gate, up, clamp, activation))
+            return context.read(inner, downs[number])
+
+        gate, up, down = (_of_expert(node, part, number, context, dtype) for part in ("gate", "up", "down"))
+        read = context.read(x[rows], gates[number])
+        activation = ops.silu if clamp is None else partial(ops.silu, alpha=alpha)
+        given = replace(ops.expert)(ops.Expert(read, gate, up, inner, down, activation))
         total[rows] += weights[rows, choice][:, None] * given
     return total
+
+
+def _of_expert(node: Node, part: str, number: int, context: Context, dtype: DType) -> Matrix:
+    """One of the three matrices of an expert, with its bias."""
+    matrix = StoredMatrix(context.weights, node.params[f"{part}s"][number], dtype)
+    biases = node.params[f"{part}_biases"]
+    return matrix if biases is None else WithBias(matrix, context.weights.array(biases[number], dtype))
 
 
 def _select(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:

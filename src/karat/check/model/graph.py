@@ -47,7 +47,7 @@ PARAMETERS: Mapping[Kind, frozenset[str]] = {
     "scale": frozenset({"factor"}),
     "chosen_ids": frozenset({"num_chosen"}),
     "chosen_weights": frozenset({"renormalised"}),
-    "experts": frozenset({"gates", "ups", "downs"}),
+    "experts": frozenset({"gates", "ups", "downs", "gate_biases", "up_biases", "down_biases", "clamp"}),
     "select": frozenset(),
 }
 
@@ -168,6 +168,12 @@ class _GraphOps(Ops):
         self.node(ids, "chosen_ids", op.logits, num_chosen=op.num_chosen)
         return ids, self.node(weights, "chosen_weights", op.logits, ids, renormalised=op.renormalised)
 
+    def mixture(self, op: api.Experts) -> str:
+        names = ("gate_biases", "up_biases", "down_biases")
+        biases = dict(zip(names, op.biases or (None, None, None), strict=True))
+        matrices = {"gates": op.gates, "ups": op.ups, "downs": op.downs}
+        return self.of(op, "experts", **matrices, **biases, clamp=op.clamp)
+
     def gathered(self, op: api.GatherColumns) -> str:
         raise AssertionError("a graph is of the whole model")
 
@@ -188,7 +194,7 @@ _NODES: Table[_GraphOps] = table_of(
         api.KvWrite: _GraphOps.write,
         api.PagedAttention: _GraphOps.attention,
         api.Route: _GraphOps.routed,
-        api.Experts: lambda graph, op: graph.of(op, "experts", gates=op.gates, ups=op.ups, downs=op.downs),
+        api.Experts: _GraphOps.mixture,
         api.SelectRows: lambda graph, op: graph.of(op, "select"),
     }
 )

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from karat.check.model.context import Array, Context, DType, Matrix, Weights
 from karat.check.model.tokens import NOBODY, Tokens
 from karat.config import RopeConfig
+from karat.ops.api import Clamp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,8 +231,8 @@ def kv_head_of(num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
     return np.arange(num_heads) // (num_heads // num_kv_heads)
 
 
-def silu(x: Array) -> Array:
-    return x / (1 + np.exp(-x))
+def silu(x: Array, alpha: np.floating | int = 1) -> Array:
+    return x / (1 + np.exp(-(alpha * x)))
 
 
 def sigmoid(x: Array) -> Array:
@@ -329,19 +330,36 @@ def paired(a: Paired) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Inner:
+    """gate and up [rows, inner] of an expert."""
+
+    gate: Array
+    up: Array
+    clamp: Clamp | None
+    activation: Callable[[Array], Array]
+
+
+def inner(a: Inner) -> Array:
+    if a.clamp is None:
+        return a.activation(a.gate) * a.up
+    limit, dtype = a.clamp.limit, a.gate.dtype
+    return a.activation(np.minimum(a.gate, dtype.type(limit))) * (np.clip(a.up, -limit, limit).astype(dtype) + 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Expert:
-    """x [rows, hidden]: the rows that chose it."""
+    """x [rows, hidden]: the rows that chose it. The product with `down` reads inner(gate, up, activation)."""
 
     x: Array
     gate: Matrix
     up: Matrix
-    inner_read: Callable[[Array], Array]  # what the product with `down` reads
+    inner: Callable[[Array, Array, Callable[[Array], Array]], Array]
     down: Matrix
     activation: Callable[[Array], Array] = silu
 
 
 def expert(a: Expert) -> Array:
-    return a.down.product(a.inner_read(a.activation(a.gate.product(a.x)) * a.up.product(a.x)))
+    return a.down.product(a.inner(a.gate.product(a.x), a.up.product(a.x), a.activation))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

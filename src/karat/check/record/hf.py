@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,15 +153,16 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
 
 
 class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
-    """Passes the argument of every softmax to `seen`; results are unchanged."""
+    """Passes the argument of the softmax to `seen`, or what sinks are joined to before; results are unchanged."""
 
-    def __init__(self, seen: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, seen: Callable[[torch.Tensor], None], *, has_sinks: bool) -> None:
         super().__init__()
-        self._seen = seen
+        self._seen, self._has_sinks = seen, has_sinks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "softmax":
-            self._seen(args[0] if args else kwargs["input"])
+        if getattr(func, "__name__", "") == ("cat" if self._has_sinks else "softmax"):
+            given = args[0] if args else kwargs["input"]
+            self._seen(given[0] if self._has_sinks else given)
         return func(*args, **(kwargs or {}))
 
 
@@ -271,7 +273,8 @@ class Recorder:
             self._keep(f"{prefix}.chosen_ids", ids[None].float())
             self._keep(f"{prefix}.chosen_weights", weights[None])
 
-        flat(mlp.gate, "gate")
+        router = "router" if hasattr(mlp, "router") else "gate"
+        flat(getattr(mlp, router), router)
         if (shared := getattr(mlp, "shared_expert", None)) is not None:
             flat(mlp.experts, "experts")
             flat(mlp.shared_expert_gate, "shared_expert_gate")
@@ -302,8 +305,9 @@ class Recorder:
 
     def _watch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            prefix = f"model.layers.{self._layer}.self_attn"
-            with _SoftmaxObserver(lambda scores: self._keep_keys(f"{prefix}.scores", scores, -torch.inf)):
+            prefix, has_sinks = f"model.layers.{self._layer}.self_attn", hasattr(args[0], "sinks")
+            keep = partial(self._keep_keys, f"{prefix}.scores", empty=-torch.inf)
+            with _SoftmaxObserver(keep, has_sinks=has_sinks):
                 output, weights = original(*args, **kwargs)
             if weights is not None:
                 self._keep_keys(f"{prefix}.weights", weights, 0.0)

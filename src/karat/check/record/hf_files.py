@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from karat.checkpoint.joins import joins_of, renamed
+from karat.checkpoint.sideways import Sideways
 from karat.checkpoint.weights import WeightSpec
 from karat.errors import CheckpointError
 
@@ -38,7 +39,13 @@ class HfFiles:
         }
         self.names = tuple(self._files)
         self._parts: dict[str, tuple[str, int, int]] = {}  # of a joined tensor: its name, and its rows
+        self._turned: dict[str, tuple[str, int, int, int]] = {}  # the same of Sideways: expert, first row, step
         for join in joins_of([WeightSpec(name, shape) for name, shape in shapes.items()], self.names):
+            if isinstance(join, Sideways):
+                whole = join.specs[0].source.removesuffix("_blocks")
+                for number, part in enumerate(join.parts):
+                    self._turned[part.source] = whole, *divmod(number, join.num_each), join.num_each
+                continue
             stop = 0
             for part in join.parts:
                 start, stop = stop, stop + part.shape[0]
@@ -50,8 +57,14 @@ class HfFiles:
             whole, start, stop = self._parts[name]
             rows = self.tensor(whole)
             return (rows.flatten(0, 1) if rows.ndim == 3 else rows)[start:stop]  # matrices, one after the other
+        if name in self._turned:
+            whole, expert, first, step = self._turned[name]
+            columns = self.tensor(whole)[expert]
+            return (columns.T if columns.ndim == 2 else columns)[first::step]
         if name not in self._files and (experts := self._experts(name)):
             return torch.stack([torch.cat([self.tensor(part) for part in parts]) for parts in experts])
+        if name not in self._files and f"{name}_blocks" in self._files:
+            return _upright(self.tensor(f"{name}_blocks"), self.tensor(f"{name}_scales"))
         if name not in self._files:
             raise CheckpointError(f"{name}: transformers' model needs it, and the files do not have it")
         path, stored = self._files[name]
@@ -70,3 +83,12 @@ class HfFiles:
     def stored_bytes(self, name: str) -> Any:
         """The bytes of the tensor, a flat uint8 array."""
         return self.tensor(name).contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _upright(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The values of MXFP4 [experts, rows, blocks, 16] as transformers' gpt-oss has them: [experts, columns, rows]."""
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    numbers = torch.cat((numbers, -numbers))
+    pairs = torch.stack((numbers[(blocks & 15).int()], numbers[(blocks >> 4).int()]), dim=-1)
+    values = torch.ldexp(pairs.flatten(-2), scales[..., None].int() - 127)
+    return values.flatten(-2).transpose(1, 2).contiguous()

@@ -118,7 +118,10 @@ class Hybrid:
             case "mlp":
                 for theirs, ours, cache in layers:
                     for mlp in (branch.mixer for branch in ours.branches if isinstance(branch.mixer, _MLPS)):
-                        yield _counterpart(theirs, ours, mlp.name), self._whole(mlp, cache)
+                        module, run = _counterpart(theirs, ours, mlp.name), self._whole(mlp, cache)
+                        # gpt-oss' mixtures return the router's scores besides.
+                        both = lambda hidden_states, run=run: (run(hidden_states), None)  # noqa: E731
+                        yield module, both if hasattr(module, "router") else run
             case "norm":
                 yield base.norm, self._plain(self._decoder.norm)
                 for theirs, ours, _ in layers:

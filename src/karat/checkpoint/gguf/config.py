@@ -154,6 +154,8 @@ def read_config(
         _check_scale(metadata, arch, head_dim)
     theta = _positive(metadata, f"{arch}.rope.freq_base", 10000.0)
     scaling = read_rope_scaling(metadata, arch)
+    if scaling and scaling["rope_type"] == "yarn" and not form.yarn_truncates:
+        scaling["truncate"] = False
     if rope_factors is not None:
         if head_dim > MAX_HEAD_DIM:
             raise ConfigError(f"a head of {head_dim} values; expected at most {MAX_HEAD_DIM}")
@@ -180,7 +182,7 @@ def read_config(
         "rms_norm_eps": _positive(metadata, f"{arch}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": context_len,
         "rope_theta": theta,
-        "rope_scaling": scaling,
+        "rope_scaling": scaling or form.unscaled,
         "tie_word_embeddings": "lm_head.weight" not in weights,
     }
     if (window := stated_window(metadata, arch)) and not form.has_window:

@@ -58,7 +58,10 @@ class GgufForm(Generic[C]):
     in_layer: a layer's tensors, GGUF's name -> Hugging Face's name.
     paired: Hugging Face names of the tensors whose rows are stored in pairs (see paired_rows).
     single_rows: Hugging Face names of the matrices with one row, which the file has as vectors.
-    has_window: whether the file states one sliding window for all layers.
+    bare: Hugging Face names that are those of tensors, without `.weight`.
+    has_window: whether the file states one sliding window, for all layers or those that config.json means.
+    yarn_truncates: `truncate` of yarn, which no file states.
+    unscaled: `rope_scaling` of a file that scales nothing.
     numbers: the numbers that only this architecture has, GGUF's key -> config.json's. A file without one, or with 0,
         has the default of config.json.
     counts: the same of integers.
@@ -76,7 +79,10 @@ class GgufForm(Generic[C]):
     in_layer: Mapping[str, str]
     paired: tuple[str, ...] = ()
     single_rows: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
     has_window: bool = False
+    yarn_truncates: bool = True
+    unscaled: Mapping[str, Any] | None = None
     numbers: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
     by_layer: Mapping[str, str] = field(default_factory=dict)
@@ -93,13 +99,16 @@ class GgufForm(Generic[C]):
         """The Hugging Face name of a tensor of the file; None if the family has no such tensor."""
         if stored in _TOP:
             return _TOP[stored]
-        if (match := _STORED.fullmatch(stored)) and match[2] in self.in_layer:
-            return f"model.layers.{match[1]}.{self.in_layer[match[2]]}.{match[3]}"
+        if (match := _STORED.fullmatch(stored)) and (name := self.in_layer.get(match[2])):
+            suffix = "" if name in self.bare and match[3] == "weight" else f".{match[3]}"
+            return f"model.layers.{match[1]}.{name}{suffix}"
         return None
 
     def stored_name(self, canonical: str) -> str | None:
         """The inverse of `canonical_name`. Matrices of experts have one name: the file stacks them."""
         canonical = _EXPERT.sub("", canonical)
+        if canonical.endswith(self.bare):
+            canonical += ".weight"
         for stored, name in _TOP.items():
             if name == canonical:
                 return stored
