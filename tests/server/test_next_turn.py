@@ -37,7 +37,11 @@ LENGTHS = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_to
 STOPS = {CHAT: "stop", RESPONSES: "stop", MESSAGES: "stop_sequences"}
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(ROUTES, SAID, st.none() | st.floats(0, 1), st.none() | st.sampled_from(["i", "}", "\n", "city"]), st.booleans())
 def test_an_answer_is_a_valid_next_turn(
     scripted: Running, route: str, said: str, cut: float | None, stop: str | None, results: bool
