@@ -10,9 +10,11 @@
 
 namespace karat {
 
+// Packed into memory of its own, or as it lies in a mapped file, which `file` keeps.
 struct OwnedMatrix {
     Matrix matrix;
     Memory memory;
+    std::shared_ptr<void> file;
 };
 
 struct OwnedCache {

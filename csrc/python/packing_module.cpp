@@ -32,6 +32,9 @@ namespace {
 template <class T>
 using Flat = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// The version of the layout (contract/packed.h), for files that keep packed matrices: it changes with any byte of any.
+constexpr int kPackedLayout = 1;
+
 constexpr std::size_t kPackedTogether = 32;  // panels, of a large matrix
 
 Format format_of(const std::string& name) {
@@ -139,7 +142,7 @@ public:
         matrix.data = memory.bytes();
         const std::size_t share = matrix.num_panels() / (8 * static_cast<std::size_t>(num_threads_));
         Job& job = jobs_.emplace_back();
-        job.packed = std::make_shared<OwnedMatrix>(OwnedMatrix{matrix, std::move(memory)});
+        job.packed = std::make_shared<OwnedMatrix>(OwnedMatrix{matrix, std::move(memory), nullptr});
         job.whole = stored;
         job.order = std::move(in_order);
         job.stored = {stored.data() + first_byte, row_bytes, job.order.empty() ? nullptr : job.order.data()};
@@ -187,6 +190,35 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
     return packed;
 }
 
+// A matrix that is packed already, in a file that is mapped read-only: nothing is read or copied. `packed` begins with
+// it, and has the bytes that kernels may read past its end.
+std::shared_ptr<const OwnedMatrix> mapped_matrix(const std::string& format, std::size_t rows, std::size_t columns,
+                                                 nb::object array) {
+    Flat<std::uint8_t> packed;
+    if (!nb::try_cast(array, packed, /*convert=*/false) || !is_of_a_mapping(packed, array))
+        throw std::invalid_argument("an array of no read-only mmap.mmap: what is in it could change");
+    const Matrix matrix{format_of(format), rows, columns, packed.data()};
+    const FormatInfo& info = matrix.info();
+    if (rows == 0 || columns == 0 || columns % info.block_columns != 0 ||
+        product({rows, columns / info.block_columns, info.block_bytes}) >
+            packed.shape(0) ||  // no product below overflows
+        matrix.packed_bytes() + kPackedSlack > packed.shape(0) ||
+        reinterpret_cast<std::uintptr_t>(packed.data()) % 64 != 0)
+        throw std::invalid_argument("no packed matrix of " + std::to_string(rows) + " x " + std::to_string(columns) +
+                                    " as " + format + " in " + std::to_string(packed.shape(0)) + " bytes");
+    std::shared_ptr<void> file(array.inc_ref().ptr(), [](void* object) {
+        const nb::gil_scoped_acquire held;
+        nb::handle(static_cast<PyObject*>(object)).dec_ref();
+    });
+    return std::make_shared<const OwnedMatrix>(OwnedMatrix{matrix, Memory(), std::move(file)});
+}
+
+// The packed bytes themselves, read-only.
+nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>> packed_bytes(nb::handle self) {
+    const Matrix& matrix = nb::cast<const OwnedMatrix&>(self).matrix;
+    return {matrix.data, {matrix.packed_bytes()}, self};
+}
+
 // The bytes of a packed matrix as they were stored.
 nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> unpack_matrix(const OwnedMatrix& self) {
     const FormatInfo& info = self.matrix.info();
@@ -209,6 +241,7 @@ void bind_packing(nb::module_& m) {
         .def_prop_ro("rows", [](const OwnedMatrix& self) { return self.matrix.rows; })
         .def_prop_ro("columns", [](const OwnedMatrix& self) { return self.matrix.columns; })
         .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); })
+        .def_prop_ro("packed", &packed_bytes)
         .def("stored", &unpack_matrix);
     nb::class_<Packer>(m, "Packer")
         .def(nb::init<int>(), nb::arg("num_threads"))
@@ -217,6 +250,10 @@ void bind_packing(nb::module_& m) {
              nb::arg("order") = nb::none())
         .def("run", &Packer::run, nb::arg("num_bytes"), nb::arg("spared") = 0)
         .def_prop_ro("pending", &Packer::pending);
+    m.attr("PACKED_LAYOUT") = kPackedLayout;
+    m.attr("PACKED_SLACK") = kPackedSlack;
+    m.def("mapped_matrix", &mapped_matrix, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"),
+          nb::arg("packed"));
     m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"),
           nb::arg("num_threads"), nb::arg("mapped") = false, nb::arg("row_bytes") = 0, nb::arg("first_byte") = 0,
           nb::arg("order") = nb::none());

@@ -27,6 +27,8 @@ class Matrix:
     def columns(self) -> int: ...
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def packed(self) -> NDArray[numpy.uint8]: ...
     def stored(self) -> NDArray[numpy.uint8]: ...
 
 class Packer:
@@ -46,6 +48,11 @@ class Packer:
     @property
     def pending(self) -> int: ...
 
+PACKED_LAYOUT: int = 1
+
+PACKED_SLACK: int = 3
+
+def mapped_matrix(stored_as: str, rows: int, columns: int, packed: object) -> Matrix: ...
 def pack(
     stored_as: str,
     rows: int,

@@ -38,6 +38,7 @@ def test_the_commands() -> None:
         "env",
         "help",
         "inspect",
+        "pack",
         "perplexity",
         "pull",
         "run",

@@ -175,6 +175,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "bench throughput": ("bench_throughput", "bench_throughput"),
     "convert": ("convert", "convert"),
     "pull": ("pull", "pull"),
+    "pack": ("pack", "pack"),
     "check": ("check", "check"),
     "trace": ("trace", "trace"),
     "diagnose": ("diagnose", "diagnose"),

@@ -170,6 +170,9 @@ class LoadOptions(ComputeOptions):
     """How a model is loaded: keyword arguments of `LLM`; None leaves the choice to it."""
 
     quantize: Annotated[str | None, option("Model", "FORMAT", "Quantise matrices while loading: q8_0 or q4_0.")] = None
+    packed_cache: Annotated[
+        Path | None, option("Model", "DIR", "Map the matrices from a file there, which is written the first time.")
+    ] = None
     guard: Annotated[
         bool | None,
         flag("Model", "--guard", "Stop at the first NaN, infinity or impossible value, and say where."),

@@ -14,6 +14,7 @@ from karat.config import Activations, embedded_model_path
 from karat.engine.choosing.sampler import SAMPLER_VERSION
 from karat.engine.llm import LLM, idleness
 from karat.engine.model_loading.llm_options import Options
+from karat.engine.model_loading.packing import packed_by
 from karat.engine.model_loading.tokenizer_loading import TokenizerLoading
 from karat.engine.model_running import Preparation
 from karat.engine.receipts.comparing import comparison
@@ -93,6 +94,7 @@ class AsyncLLM:
                 checkpoint=checkpoint,
                 prepare=Preparation(opening.options.quantize, quiet=True),
                 tokenizer=lambda: tokenizer_loading.result()[0],
+                packed=lambda: packed_by(opening.options, checkpoint, ready.executor),
             )
             hashing = self._fingerprinting = Fingerprinting(stored)
             tokenizer_loading.then(

@@ -83,6 +83,8 @@ class LLM:
     - enable_prefix_caching: keeps computed blocks, while there is room, for prompts with the same first tokens.
     - generation_config: "auto" takes default sampling from the model's generation_config.json (see
       karat.engine.model_loading.defaults), "none" takes SamplingParams(). End tokens are the model's in both cases.
+    - packed_cache: a folder that keeps the matrices as kernels read them (docs/packed.md): they are written at the
+      first time, and mapped from then on. Loading takes no time, processes share the memory, and no bit changes.
     - quantize: "q8_0" or "q4_0" quantises matrices while loading, to the same blocks as a converted file.
     - threads: of the native executor. None is one for each physical core, or a rank's share of the cores.
     - guard: runs op by op and ends a request at its first impossible result, with the op's name (karat.ops.guard). It
@@ -128,6 +130,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         generation_config: GenerationSource = "auto",
         quantize: Quantization | None = None,
+        packed_cache: str | Path | None = None,
         threads: int | None = None,
         guard: bool = False,
         progress: Callable[[int, int], None] | None = None,
@@ -166,6 +169,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             generation_config=generation_config,
             quantize=quantize,
+            packed_cache=packed_cache,  # type: ignore[arg-type]  # which it makes a text
             guard=guard,
             tensor_parallel_size=tensor_parallel_size,
             max_step_ms=max_step_ms,
@@ -220,7 +224,11 @@ class LLM:
         self._maker = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         prepare = Preparation(quantize, quiet=True)
         stored = StoredModel(
-            config=self.config, checkpoint=checkpoint, prepare=prepare, tokenizer=lambda: tokenizer_loading.result()[0]
+            config=self.config,
+            checkpoint=checkpoint,
+            prepare=prepare,
+            tokenizer=lambda: tokenizer_loading.result()[0],
+            packed=plan.packed,
         )
         self._fingerprinting = Fingerprinting(stored)
         self._fingerprinting.identify(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from karat.checkpoint.packed import PackedFile
 from karat.checkpoint.slices import sliced
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.ops.api import Loaded
@@ -56,7 +57,7 @@ class WeightLoader:
     Weights are loaded one at a time, each through `prepare`, so memory holds at most one weight twice. Only this rank's
     part of a weight is read. `bytes_read` counts the bytes taken from files. `parts` are the loaded weights by spec.
     `progress` is called with the bytes that are loaded and the bytes of all weights. With `later`, the weights are
-    complete when `finish` returns.
+    complete when `finish` returns. Matrices that `packed` has are taken from there, and their files are not read.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class WeightLoader:
         progress: Callable[[int, int], None] | None = None,
         *,
         later: bool = False,
+        packed: PackedFile | None = None,
     ) -> None:
         self._ops = ops
+        self._packed = packed
         self._later = later
         self._weights = weights
         self._prepare = prepare
@@ -83,11 +86,18 @@ class WeightLoader:
             whole = self._weights[spec.source]
             weight = sliced(whole, spec)
             self.bytes_read += weight.num_bytes
-            self._loaded[spec.source] = self.parts[spec] = self._ops.load(self._prepare(weight), later=self._later)
+            self._loaded[spec.source] = self.parts[spec] = self._load(spec.source, weight)
             if weight is not whole:
                 whole.release()
             self._report()
         return self._loaded[spec.source]
+
+    def _load(self, source: str, weight: Weight) -> Loaded:
+        if self._packed is not None:
+            stored_type = self._prepare.stored_type(weight)
+            if (place := self._packed.find(source, stored_type, weight.shape)) is not None:
+                return self._ops.load_packed(stored_type, weight.shape, place)
+        return self._ops.load(self._prepare(weight), later=self._later)
 
     def finish(self, is_busy: Callable[[], bool] | None = None) -> None:
         """Complete all weights. While `is_busy()` is true, one core is left to another thread."""

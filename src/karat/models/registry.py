@@ -6,6 +6,7 @@ from typing import Any
 
 from karat.checkpoint.assign import assign
 from karat.checkpoint.composite import Composite
+from karat.checkpoint.packed import PackedFile
 from karat.checkpoint.slices import without_read_ahead
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
@@ -132,6 +133,7 @@ def build(
     group: Group = SINGLE,
     progress: Callable[[int, int], None] | None = None,
     meanwhile: Callable[[], bool] | None = None,
+    packed: PackedFile | None = None,
 ) -> Model:
     """Check that the checkpoint fits the model, then load it.
 
@@ -139,15 +141,16 @@ def build(
     each weight (quantises it) just before the executor loads it. A rank of `group` builds and reads its own part only.
     `progress` is called with the bytes that are loaded and the bytes of all weights. `meanwhile` is called before each
     part of the wait for weights that the executor completes later. It starts a thread, and returns whether that still
-    runs: until it has ended, the wait leaves the interpreter's lock and one core to it. Raises CheckpointError before
-    any loading, UsageError for a number of ranks that the model cannot have.
+    runs: until it has ended, the wait leaves the interpreter's lock and one core to it. `packed` is a packed file of
+    this checkpoint as it is prepared, for one rank and an executor with that layout. Raises CheckpointError before any
+    loading, UsageError for a number of ranks that the model cannot have.
     """
     weights = find_weights(config, checkpoint)
     units = cut_units(config, weights, prepare.stored_type)
     check_degree(config, units, group.size)
     if group.size > 1:
         without_read_ahead(weights.values())
-    loader = WeightLoader(ops, weights, prepare, progress, later=True)
+    loader = WeightLoader(ops, weights, prepare, progress, later=True, packed=packed)
     decoder = Decoder(loader, config, units, group)
     ropes = decoder.rope_tables(ops, num_positions)
     loader.finish(meanwhile)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import Activations, FloatName, LayerShape, RopeConfig
+from karat.errors import ExecutorError
 from karat.machine.memory import available_bytes
 from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
 
@@ -132,6 +133,19 @@ class Executor(Ops):
 
         With `later` the result may be incomplete, and must not be used, until `pending_bytes` is 0.
         """
+
+    @property
+    def packed_layout(self) -> int | None:
+        """The version of the layout of its matrices, if they can be kept in a file (karat.checkpoint.packed)."""
+        return None
+
+    def packed(self, loaded: Loaded) -> NDArray[np.uint8]:
+        """The bytes of a matrix that `load` made, as a file of this layout keeps them."""
+        raise ExecutorError(f"the {self.executor} executor keeps no packed matrices")
+
+    def load_packed(self, dtype: str, shape: tuple[int, ...], packed: NDArray[np.uint8]) -> Loaded:
+        """The matrix of this stored type that begins `packed`, a view of a mapped file: nothing is read or copied."""
+        raise ExecutorError(f"the {self.executor} executor keeps no packed matrices")
 
     @property
     def pending_bytes(self) -> int:

@@ -159,6 +159,17 @@ class NativeOps(Executor):
         return Weight(weight.name, "F32", weight.shape, values, weight.file)
 
     @property
+    def packed_layout(self) -> int | None:
+        return int(native().PACKED_LAYOUT)
+
+    def packed(self, loaded: Loaded) -> NDArray[np.uint8]:
+        packed: NDArray[np.uint8] = loaded.packed
+        return packed
+
+    def load_packed(self, dtype: str, shape: tuple[int, ...], packed: NDArray[np.uint8]) -> Loaded:
+        return native().mapped_matrix(dtype, *shape, packed)
+
+    @property
     def pending_bytes(self) -> int:
         return int(self._packer.pending)
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TypedDict
 
 from karat.checkpoint import Checkpoint, Weight
+from karat.checkpoint.packed import PackedFile
 from karat.config import Activations, ModelConfig
 from karat.errors import UsageError
 from karat.layers.weights import Prepare
@@ -69,12 +70,16 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredModel:
-    """What of a model is known before it is loaded. `prepare` converts weights as for loading, and says nothing."""
+    """What of a model is known before it is loaded. `prepare` converts weights as for loading, and says nothing.
+
+    `packed`, asked once the model is loaded, is the packed file that it reads, if it does.
+    """
 
     config: ModelConfig
     checkpoint: Checkpoint
     prepare: Prepare
     tokenizer: Callable[[], Tokenizer]
+    packed: Callable[[], PackedFile | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +188,25 @@ def _find(
         weights = find_weights(stored.config, stored.checkpoint)
         pace.begin()
         root = merkle_root(weights, stored.prepare, ended, pace.pause)
+        _require_packed(stored, computing, ended, pace)
         found.set_result(_fingerprint(texts, root, weights, stored.prepare, computing.result()))
     except CancelledError:
         found.set_exception(UsageError(_CLOSED))
     except BaseException as fault:  # noqa: BLE001 - raised by whoever asks
         found.set_exception(fault)
+
+
+def _require_packed(stored: StoredModel, computing: "Future[Computing]", ended: threading.Event, pace: _Pace) -> None:
+    """Raise CheckpointError unless what is read in place of the weights is what was packed of them."""
+    computing.result()
+
+    def pause() -> None:
+        if ended.is_set():
+            raise UsageError(_CLOSED)
+        pace.pause()
+
+    if (packed := stored.packed()) is not None:
+        packed.verify(pause)
 
 
 def fingerprint(stored: StoredModel, computing: Computing) -> Fingerprint:

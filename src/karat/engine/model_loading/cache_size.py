@@ -1,11 +1,13 @@
 """The size of the KV cache for the available memory."""
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable
 
 from karat.config import FloatName
 from karat.errors import CapacityError
 
+_log = logging.getLogger(__name__)
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
 LIST_BYTES = 48  # of a block in the lists of karat.kv.blocks: its number, and an entry in two lists
 
@@ -16,6 +18,17 @@ def require_room(weight_bytes: int, available: int) -> None:
         raise CapacityError(
             f"the weights take {_size(weight_bytes)} of memory, and {_size(available)} are available; take a file of "
             "fewer bits a weight, quantise on the way (--quantize q4_0), free memory, or take a machine with more"
+        )
+
+
+def warn_of_paging(weight_bytes: int, available: int) -> None:
+    """Say so where weights that are mapped from a file are more than the memory that is available."""
+    if weight_bytes > available:
+        _log.warning(
+            "the weights take %s, and %s of memory are available: the system reads what does not fit from the disk "
+            "whenever a token needs it; expect the speed of the disk, but for experts that are not chosen",
+            _size(weight_bytes),
+            _size(available),
         )
 
 

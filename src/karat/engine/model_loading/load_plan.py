@@ -1,15 +1,19 @@
 """plan_load: what an LLM loads, and whether it fits into memory, decided before any weight is read."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from karat.checkpoint import ModelCheckpoint
+from karat.checkpoint.packed import PackedFile
 from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
 from karat.engine.engine_config import EngineConfig
-from karat.engine.model_loading.cache_size import num_cache_blocks, require_room
+from karat.engine.model_loading.cache_size import num_cache_blocks, require_room, warn_of_paging
 from karat.engine.model_loading.llm_options import Options
+from karat.engine.model_loading.packing import packed_by, packed_file, reads_packed
 from karat.engine.model_running import Preparation, open_runner
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
@@ -28,6 +32,7 @@ from karat.ranks.group import PlannedRank
 if TYPE_CHECKING:
     from karat.engine.ranks.rank_model import ParallelModel
 
+_log = logging.getLogger(__name__)
 MAX_STEP_MS = 200  # the default of the native executor
 Progress = Callable[[int, int], None]  # bytes of weights that are loaded, and of all of them
 
@@ -63,15 +68,24 @@ class LoadPlan:
 
     def model(self, progress: Progress, meanwhile: Callable[[], bool]) -> Model:
         """The model, loaded into this process. `meanwhile` is called while its weights are loading."""
+        prepare, packed = Preparation(self.options.quantize), None
+        if (folder := self.options.packed_cache) is not None and reads_packed(self.options, self.ops.executor):
+            arguments = (Path(folder), self.config, self.checkpoint, self.ops, prepare)
+            packed = packed_file(*arguments, quantize=self.options.quantize, progress=progress)
         return build(
             self.config,
             self.ops,
             self.checkpoint,
             num_positions=self.sizes.max_model_len,
-            prepare=Preparation(self.options.quantize),
+            prepare=prepare,
             progress=progress,
             meanwhile=meanwhile,
+            packed=packed,
         )
+
+    def packed(self) -> PackedFile | None:
+        """The packed file that the loaded model reads, if it does."""
+        return packed_by(self.options, self.checkpoint, self.ops.executor)
 
     def runner(self, model: Model) -> Runner:
         """The loaded model as the engine runs it."""
@@ -140,6 +154,11 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     each_once = {weight.name: weight for weight in weights.values()}.values()
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
     available_bytes = ops.available_bytes()
+    if reads_packed(options, ops.executor):
+        warn_of_paging(weight_bytes, available_bytes)
+        weight_bytes = min(weight_bytes, available_bytes // 2)  # pages of files, which the system may take back
+    elif options.packed_cache is not None:
+        _log.warning("packed_cache has no effect: only one process on the native executor reads packed files")
     require_room(weight_bytes, available_bytes)
     ranks = [outline(config, units, PlannedRank(rank, num_ranks)) for rank in range(num_ranks)]
     keeps = [rank.keeps for rank in ranks]
