@@ -129,7 +129,7 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
         (
             ["help", "nope"],
             "no help on 'nope'; there is help on run, chat, serve, inspect, bench, bench serve, bench throughput, "
-            "convert, pull, check, trace, diagnose, verify, perplexity, env, help and exit-codes",
+            "convert, pull, pack, check, trace, diagnose, verify, perplexity, env, help and exit-codes",
         ),
     ],
 )

@@ -3,7 +3,6 @@
 import pytest
 
 from karat.checkpoint.weights import PLAIN_BYTES
-from karat.layers import shards
 from karat.models.degrees import DEGREES
 from karat.ops import leaves, rows
 from karat.quant import FORMATS
@@ -16,7 +15,7 @@ def test_the_tree_of_sums_has_the_same_leaves() -> None:
 
 
 def test_a_vocabulary_is_cut_at_panels() -> None:
-    assert native.PANEL_ROWS == shards._VOCAB_UNIT
+    assert native.PANEL_ROWS == leaves.ROWS_TOGETHER
     assert native.PANEL_ROWS % native.GROUP_ROWS == 0
 
 

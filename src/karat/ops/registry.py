@@ -135,7 +135,13 @@ def device_of(executor: str) -> str:
 def devices() -> dict[str, str | None]:
     """The devices that Karat knows, each with why it cannot be had here; None: it can."""
     reasons: dict[str, str | None] = {CPU: None}
-    return reasons | {entry.device: entry.unavailable() for entry in EXECUTORS.values() if entry.device != CPU}
+    for entry in EXECUTORS.values():
+        if entry.device != CPU:
+            try:
+                reasons[entry.device] = entry.unavailable()
+            except ExecutorError as fault:  # a stale extension
+                reasons[entry.device] = str(fault)
+    return reasons
 
 
 def take_options(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,16 @@ class Tap(Executor):
     def load(self, weight: Weight, *, later: bool = False) -> Loaded:
         return self._inner.load(weight, later=later)
 
+    @property
+    def packed_layout(self) -> int | None:
+        return self._inner.packed_layout
+
+    def packed(self, loaded: Loaded) -> NDArray[np.uint8]:
+        return self._inner.packed(loaded)
+
+    def load_packed(self, dtype: str, shape: tuple[int, ...], packed: NDArray[np.uint8]) -> Loaded:
+        return self._inner.load_packed(dtype, shape, packed)
+
     def load_pending(self, *, spares_core: bool = False) -> None:
         self._inner.load_pending(spares_core=spares_core)
 

@@ -14,6 +14,7 @@ from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
 
 F64 = np.dtype(np.float64)
+BIASES = ("gate_biases", "up_biases", "down_biases")
 
 
 @given(experts=st.integers(1, 12), chosen=st.integers(1, 4), renormalised=st.booleans(), seed=st.integers(0, 999))
@@ -38,7 +39,8 @@ def test_experts_are_the_reference_executors(experts: int, chosen: int, renormal
     params: dict[str, Any] = {"renormalised": renormalised}
     by = evaluate(Node("weights", "chosen_weights", ("logits", "ids"), params), [logits, ids], context, F64)
     np.testing.assert_allclose(by, want_weights, rtol=1e-12)
-    given_ = evaluate(Node("mlp", "experts", ("x", "ids", "weights"), dict(names)), [x, ids, by], context, F64)
+    node = Node("mlp", "experts", ("x", "ids", "weights"), {**names, "clamp": None, **dict.fromkeys(BIASES)})
+    given_ = evaluate(node, [x, ids, by], context, F64)
     matrices = (tuple(arrays[name]) for name in arrays)
     want = ops.experts(x, want_ids, want_weights, *matrices, leaves=leaf_ends(experts, 1), name="mlp")
     np.testing.assert_allclose(given_, want, rtol=1e-12, atol=1e-12)

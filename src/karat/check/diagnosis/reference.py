@@ -12,7 +12,7 @@ import numpy as np
 from karat.check.diagnosis.peers import Known, known_difference
 from karat.check.diagnosis.wording import times
 from karat.check.replay.distances import distance, largest_finite
-from karat.check.replay.drift import DRIFT_LIMIT, Drift, FreeRun, aligned, coarser, drift_of
+from karat.check.replay.drift import DRIFT_LIMIT, Apart, Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.replay.finding import Finding
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import MASKED, Trace
@@ -71,12 +71,13 @@ def departure(replay: Replay, right: Replay) -> Departure:
         else Replay(replay.graph, replay.context.weights, replace(replay.trace, info=info))
     )
     known = known_beside(replay, reference)
-    free, found, in_both = FreeRun(noisy), [], False
+    free, apart, found, in_both = FreeRun(noisy), Apart(), [], False
     for name in replay.graph.nodes:
         run = free.advance(noisy, name)
         if name in replay.recorded and name in theirs:
             in_both = True
             rows = None if known is None else known.shared(replay, name)
+            rows = apart.shared(replay, free, name, theirs[name], rows)
             found += [drift_of(replay, run, theirs[name], rows)] if rows is None or rows.any() else []
     if not in_both:
         raise _nothing_common(replay.trace, reference)

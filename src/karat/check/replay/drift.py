@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.evaluate import evaluate
-from karat.check.model.graph import Node
 from karat.check.replay import routing
 from karat.check.replay.align import Recorded
 from karat.check.replay.distances import distance
@@ -138,6 +137,7 @@ class FreeRun:
             self._runs.append(("single", F32))
         self._values: list[dict[str, Array]] = [{} for _ in self._runs]
         self._spreads: dict[str, Array] = {}
+        self._routed: tuple[Array, Array] | None = None  # the last logits of experts, and how far apart two are one
         self._attention = UncertainAttention(replay.tokens.num_tokens)
 
     def advance(self, replay: Replay, name: str) -> Free:
@@ -152,8 +152,11 @@ class FreeRun:
                 if node.kind in ("scores", "mix"):
                     inputs[1] = replay.noise.as_cached(inputs[1])
             result = evaluate(node, inputs, replay.exact, dtype)
+            if node.kind == "chosen_ids" and kind == "right":
+                spread_of_logits = DRIFT_LIMIT * self._spreads[node.inputs[0]]
+                self._routed = inputs[0], routing.floor_of(inputs[0], replay.unit, spread_of_logits)
             if node.kind == "chosen_ids" and (recorded := replay.recorded.get(name)) is not None:
-                result = right if kind != "right" else self._chosen(node, recorded, result, inputs[0], replay.unit)
+                result = right if kind != "right" else self._chosen(recorded, result)
             kept[name] = replay.noise.disturbed(node, inputs, result) if kind == "noisy" else result
             if kind == "right":
                 right = result
@@ -174,13 +177,44 @@ class FreeRun:
         sizes = np.nan_to_num(sizes.max(-1, keepdims=True), nan=0, posinf=0)
         return Free(name, right, np.maximum(spread, replay.unit * sizes))
 
-    def _chosen(self, node: Node, recorded: Recorded, right: Array, logits: Array, unit: float) -> Array:
+    def _chosen(self, recorded: Recorded, right: Array) -> Array:
         """The experts of the right run: where rounding decides between some, those that the engine chose."""
-        floor = routing.floor_of(logits, unit, DRIFT_LIMIT * self._spreads[node.inputs[0]])
-        close = routing.is_close(recorded.values, right, logits, floor)
+        close = self.is_close(recorded.values, right)
         if recorded.present is not None:
             close &= recorded.present
         return np.where(close, recorded.values, right)
+
+    def is_close(self, ids: Array, other: Array) -> NDArray[np.bool_]:
+        """Of the last choice of experts: the rows [rows, 1] in which rounding decides between these and the others."""
+        assert self._routed is not None, "experts are chosen by logits"
+        return routing.is_close(ids, other, *self._routed)
+
+
+class Apart:
+    """Where two engines part because rounding made them choose other experts: `first` is that token, None if none is.
+
+    From it on, their later results are of other computations, and not compared.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+
+    def shared(
+        self, replay: Replay, free: FreeRun, name: str, theirs: Array, rows: NDArray[np.bool_] | None
+    ) -> NDArray[np.bool_] | None:
+        """Of `rows` of a result (None: all) those that are compared. `free` has just computed it."""
+        node = replay.graph.nodes[name]
+        tokens = replay.domain(node)
+        if node.kind == "chosen_ids":
+            ours = replay.recorded[name].values
+            parted = (ours != theirs).any(axis=-1) & free.is_close(theirs, ours)[:, 0]
+            if parted.any():
+                here = int(tokens[parted].min())
+                self.first = here if self.first is None else min(self.first, here)
+        if self.first is None:
+            return rows
+        before: NDArray[np.bool_] = tokens < self.first
+        return before if rows is None else before & rows
 
 
 def drift_of(replay: Replay, run: Free, target: Array, rows: NDArray[np.bool_] | None = None) -> Drift:

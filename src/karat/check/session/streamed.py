@@ -16,7 +16,7 @@ from karat.check.diagnosis.signs import HealthSigns
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.model.checked import CheckedModel
 from karat.check.record.layerwise import LayerwiseRun, parts_of
-from karat.check.replay.drift import Drift, FreeRun, aligned, coarser, drift_of
+from karat.check.replay.drift import Apart, Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.replay.finding import Finding
 from karat.check.replay.forced import Local, local_errors
 from karat.check.replay.noise import PRECISION
@@ -61,6 +61,7 @@ class Results:
     spread_beside: dict[str, Array] = field(default_factory=dict)
     maps: list[AttentionMap] = field(default_factory=list)
     known: dict[str, Known] = field(default_factory=dict)
+    apart: dict[str, Apart] = field(default_factory=dict)
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -146,6 +147,9 @@ class Streamed:
             results.drift.setdefault("float64", []).append(drift_of(replay, free, free.right))
             for other, found in theirs.items():
                 rows = results.known[other].shared(replay, name) if other in results.known else None
+                if name in found:
+                    run = self._free if noisier[other] is None else self._free_beside[other]
+                    rows = results.apart.setdefault(other, Apart()).shared(replay, run, name, found[name], rows)
                 if name in found and (rows is None or rows.any()):
                     drift = drift_of(replay, beside[other], found[name], rows)
                     results.drift.setdefault(other, []).append(drift)

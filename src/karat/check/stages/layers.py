@@ -43,6 +43,8 @@ def run(session: CheckSession) -> Stage:
             far = max(again, key=lambda d: d.ratio)
             first = next((d for d in again if not d.ratio <= DRIFT_LIMIT), None)
             lines[-1] += f"; on a {session.dtype} cache, as {label(other)} has it, {times(far.ratio)} ({far.name})"
+        if other in results.apart and (token := results.apart[other].first) is not None:
+            lines.append(f"   up to token {token}: from there on both chose other experts, as rounding decides")
         if first is not None:
             note = rounding_note(results, other)
             lines.append(f"   {label(other)} is left first at {first.name}: off by {first.largest:.3g}{note}")
