@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from karat.check.diagnosis.diagnose import Diagnoser, Diagnosis
+from karat.check.mistakes.experts import CLAMPED
+from karat.check.model.ops import Inner, inner, silu
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay
@@ -130,3 +132,10 @@ def test_right_mixtures_stay_within_the_floor(ops: Executor) -> None:
     findings = Replay(GRAPH, WEIGHTS, traced(ops)).findings()
     assert {finding.name for finding in findings} >= {f"{MLP}.{part}" for part in ("gate", "chosen_ids")} | {MLP}
     assert max(finding.ratio for finding in findings) < LIMIT / 2
+
+
+@pytest.mark.parametrize("name", CLAMPED)
+def test_a_wrong_clamp_beside_a_clamp_that_is_left_out_is_computed(name: str) -> None:
+    """As pairs of mistakes are: one of them says that there is no clamp."""
+    gate, up = np.random.default_rng(0).standard_normal((2, 3, 5))
+    assert np.isfinite(CLAMPED[name](inner, Inner(gate, up, None, silu))).all()
