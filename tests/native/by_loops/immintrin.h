@@ -223,6 +223,7 @@ BY_LOOPS_BOTH(512, __m512, __m512i)
 
 BY_LOOPS __m128i _mm_loadu_si128(const void* p) { return by_loops::load<__m128i>(p); }
 BY_LOOPS void _mm_storeu_si128(void* p, __m128i a) { by_loops::store(p, a); }
+BY_LOOPS __m128i _mm_unpackhi_epi64(__m128i a, __m128i b) { return by_loops::unpack<std::uint64_t>(a, b, 1); }
 BY_LOOPS __m128i _mm_packus_epi16(__m128i a, __m128i b) { return by_loops::pack<std::int16_t, std::uint8_t>(a, b); }
 
 // ---- AVX2 -----------------------------------------------------------------------------------------------------------
@@ -230,6 +231,9 @@ BY_LOOPS __m128i _mm_packus_epi16(__m128i a, __m128i b) { return by_loops::pack<
 BY_LOOPS __m256 _mm256_cvtph_ps(__m128i a) { return by_loops::of_halves<__m256>(a); }
 BY_LOOPS __m256i _mm256_cvtepu16_epi32(__m128i a) {
     return by_loops::converted<__m256i, std::uint32_t, std::uint16_t>(a);
+}
+BY_LOOPS __m256i _mm256_cvtepu8_epi32(__m128i a) {
+    return by_loops::converted<__m256i, std::uint32_t, std::uint8_t>(by_loops::low_part<std::uint64_t>(a));
 }
 BY_LOOPS __m128i _mm256_castsi256_si128(__m256i a) { return by_loops::low_part<__m128i>(a); }
 BY_LOOPS __m128i _mm256_extracti128_si256(__m256i a, int n) {
@@ -259,6 +263,9 @@ BY_LOOPS __m256i _mm256_dpwssd_avx_epi32(__m256i sum, __m256i a, __m256i b) { re
 BY_LOOPS __m512 _mm512_cvtph_ps(__m256i a) { return by_loops::of_halves<__m512>(a); }
 BY_LOOPS __m512i _mm512_cvtepu16_epi32(__m256i a) {
     return by_loops::converted<__m512i, std::uint32_t, std::uint16_t>(a);
+}
+BY_LOOPS __m512i _mm512_cvtepu8_epi32(__m128i a) {
+    return by_loops::converted<__m512i, std::uint32_t, std::uint8_t>(a);
 }
 BY_LOOPS __m256i _mm512_cvtepi32_epi16(__m512i a) {
     return by_loops::converted<__m256i, std::uint16_t, std::uint32_t>(a);
