@@ -20,6 +20,7 @@
 #include "contract/packed.h"
 #include "plan/require.h"
 #include "plan/weights.h"
+#include "python/formats.h"
 #include "python/gil.h"
 #include "runtime/memory.h"
 #include "runtime/pool.h"
@@ -36,12 +37,6 @@ using Flat = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 constexpr int kPackedLayout = 1;
 
 constexpr std::size_t kPackedTogether = 32;  // panels, of a large matrix
-
-Format format_of(const std::string& name) {
-    for (int i = 0; i < kNumFormats; ++i)
-        if (name == kFormats[i].name) return static_cast<Format>(i);
-    throw std::invalid_argument("no kernels for stored type '" + name + "'");
-}
 
 // Gives pages of a mapped file back to the system as far as they lie wholly in [from, to); they are read again if they
 // are needed again.

@@ -129,6 +129,10 @@ class DeviceOps(NativeOps):
             return here
         return max(0, free - _RESERVED) + (here if self.host_layers else 0)
 
+    @property
+    def packed_layout(self) -> int | None:
+        return None  # weights go up a part at a time
+
     def load(self, weight: Weight, *, later: bool = False) -> Loaded:
         """A matrix packed in its stored type, a vector as float32. All of it is there at once, and nothing is kept."""
         layer = _LAYER.search(weight.name)
@@ -213,8 +217,6 @@ class DeviceOps(NativeOps):
         if _is_native(_held_by(op)):
             here: Any = {name: self.read(x) for name, x in op.given(Tensor).items()}
             return super()._run(replace(op, **here), scores, score_seq)
-        if (missing := _not_there(op)) is not None:
-            raise ExecutorError(f"{missing}: the {self.executor} executor has no kernels for them yet")
         with self._room("a step"):
             return self._kernels.compute(op, scores, score_seq)
 
@@ -239,16 +241,6 @@ class CudaOps(DeviceOps):
     @property
     def options(self) -> Mapping[str, Any]:
         return {**super().options, "device": f"cuda:{self._number}"}
-
-
-def _not_there(op: Op[Any]) -> str | None:
-    """What of an op no device computes."""
-    match op:
-        case api.PagedAttention(sinks=sinks) if sinks is not None:
-            return "attention sinks"
-        case api.Experts(biases=biases, clamp=clamp) if biases is not None or clamp is not None:
-            return "biases and limits of experts"
-    return None
 
 
 def _is_native(handle: Any) -> bool:
