@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.check.diagnosis.diagnose import Diagnoser
+from karat.check.diagnosis.reference import departure
 from karat.check.model.weights import CheckpointWeights
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay import routing
-from karat.check.replay.drift import DRIFT_LIMIT, compare
+from karat.check.replay.drift import DRIFT_LIMIT, Apart, compare
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
 from karat.models.registry import build
@@ -78,6 +79,53 @@ def test_another_choice_is_a_bug() -> None:
         "model.layers.0.mlp.chosen_ids",
         "model.layers.0.mlp.chosen_weights",
     ]
+
+
+@pytest.mark.parametrize("apart", [0.0, 2.0**-23, 0.01])
+def test_engines_are_compared_up_to_a_close_choice(apart: float) -> None:
+    """Of two, one takes the twin of an expert: of the one whose twin is left out for the first time last."""
+    weights = with_twins(apart)
+    ours = traced(ReferenceOps("float32"), weights)
+    ids = ours.arrays["model.layers.0.mlp.chosen_ids"].astype(int)
+    alone = [[one for one in row if one % 2 == 0 and one + 1 not in row] for row in ids]
+    first = {one: token for token in reversed(range(len(ids))) for one in alone[token]}
+    taken, token = max(first.items(), key=lambda item: item[1])
+    other = Otherwise({taken: taken + 1})
+    theirs = traced(other, weights)
+    assert other.changed and token > 0
+    found = departure(Replay(GRAPH, weights, ours), Replay(GRAPH, weights, theirs))
+    assert found.leaves == (apart == 0.01)
+    assert "model.layers.1" in {drift.name for drift in found.drift}, "tokens before it are compared to the end"
+
+
+@given(
+    parted=st.lists(st.booleans(), min_size=8, max_size=8),
+    apart=st.sampled_from([0.001, 1.0]),
+    known=st.none() | st.integers(0, 8),
+    kept=st.sets(st.integers(0, 7), min_size=1),
+)
+def test_rows_that_are_compared(parted: list[bool], apart: float, known: int | None, kept: set[int]) -> None:
+    """Experts 1 and 2 have logits that are `apart`; `theirs` takes 2 where it `parted`. Tokens `kept` are recorded."""
+    tokens = np.array(sorted(kept))
+    logits = np.tile([2.0, 1.0 + apart, 1.0, 0.0], (len(tokens), 1))
+    ours = np.tile([0.0, 1.0], (len(tokens), 1))
+    theirs = np.where(np.array(parted)[tokens, None], [0.0, 2.0], ours)
+    floor = np.full((len(tokens), 1), 0.01)
+    free: Any = SimpleNamespace(is_close=lambda ids, other: routing.is_close(ids, other, logits, floor))
+    nodes = {"ids": SimpleNamespace(kind="chosen_ids"), "x": SimpleNamespace(kind="linear")}
+    replay: Any = SimpleNamespace(
+        graph=SimpleNamespace(nodes=nodes),
+        domain=lambda node: tokens,
+        recorded={"ids": SimpleNamespace(values=ours)},
+    )
+    rows = None if known is None else tokens < known
+    beside = Apart()
+    first = next((token for token in tokens if parted[token]), None) if apart < 0.01 else None
+    for name, results in (("ids", theirs), ("x", np.zeros((len(tokens), 4)))):
+        shared = beside.shared(replay, free, name, results, rows)
+        assert beside.first == first
+        end = min(8 if known is None else known, 8 if first is None else first)
+        np.testing.assert_array_equal(np.ones(len(tokens), bool) if shared is None else shared, tokens < end)
 
 
 def test_logits_of() -> None:
