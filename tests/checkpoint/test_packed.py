@@ -5,12 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from karat.checkpoint.packed import MAGIC, PackedFile, Packing, SourceFile, open_packed, write_packed
+from karat.checkpoint.packed import MAGIC, PackedFile, Packing, SourceFile, _head, open_packed, write_packed
 from karat.errors import CheckpointError, OutputError
 
 SOURCE = [SourceFile("model.gguf", 1000, 1_700_000_000_000_000_000, "ab" * 32)]
@@ -39,12 +40,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def opened(path: Path, content: bytes) -> PackedFile:
     path.write_bytes(content)
-    return open_packed(path)[0]
+    return open_packed(path)
 
 
 def test_matrices_are_found_by_name_type_and_shape(written: bytes, tmp_path: Path) -> None:
     (path := tmp_path / "x").write_bytes(written)
-    packed, header = open_packed(path)
+    packed = open_packed(path)
+    header = packed.header
     assert (header.layout, header.source, packed.num_bytes) == (7, SOURCE, 9160)
     for number, name in enumerate(SIZES):
         found = packed.find(name, "Q8_0", (number + 1, 32))
@@ -81,6 +83,16 @@ def test_a_changed_bit_is_found_in_the_header_at_once_and_in_a_matrix_by_its_dig
         else:
             with pytest.raises(CheckpointError, match="again"):
                 opened(tmp_path / "x", bytes(changed))
+
+
+@pytest.mark.parametrize("wrong", [{"start": 0}, {"start": 4097}, {"start": 1 << 40}, {"size": -1}, {"size": 1 << 40}])
+def test_a_matrix_outside_the_file_is_refused(written: bytes, tmp_path: Path, wrong: dict[str, int]) -> None:
+    """Where a header is whole, too: whoever can write the file can write its digest."""
+    header = opened(tmp_path / "x", written).header
+    first, *others = header.matrices
+    made = _head(msgspec.structs.replace(header, matrices=[msgspec.structs.replace(first, **wrong), *others]))
+    with pytest.raises(CheckpointError, match="outside the file's matrices; remove it"):
+        opened(tmp_path / "x", made + written[len(made) :])
 
 
 def test_what_is_no_packed_file_is_refused(written: bytes, tmp_path: Path) -> None:

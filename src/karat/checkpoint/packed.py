@@ -79,13 +79,13 @@ class PackedFile:
     """An open packed file, whose header was checked. Its pages are read when they are used."""
 
     def __init__(self, path: Path, header: PackedHeader, stored: NDArray[np.uint8]) -> None:
-        self.path, self._header, self._stored = path, header, stored
+        self.path, self.header, self._stored = path, header, stored
         self._by_name = {(one.name, one.dtype, one.shape): one for one in header.matrices}
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all packed matrices."""
-        return sum(one.size for one in self._header.matrices)
+        return sum(one.size for one in self.header.matrices)
 
     def find(self, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
         """A read-only view [bytes] that begins with the packed matrix and goes to the end of the file, or None."""
@@ -95,7 +95,7 @@ class PackedFile:
     def verify(self, pause: Callable[[], None] = lambda: None) -> None:
         """Hash all matrices, and raise CheckpointError for the first that is not what was written. `pause` is called
         after each MiB."""
-        for one in self._header.matrices:
+        for one in self.header.matrices:
             summed, piece = hashlib.sha256(), self._stored[one.start : one.start + one.size].data
             for start in range(0, one.size, _PIECE):
                 summed.update(piece[start : start + _PIECE])
@@ -186,8 +186,8 @@ def _up(number: int) -> int:
     return -(-number // _PAGE) * _PAGE
 
 
-def open_packed(path: Path) -> tuple[PackedFile, PackedHeader]:
-    """An open packed file and its header. Raises CheckpointError for one that is cut, changed in its header, no packed
+def open_packed(path: Path) -> PackedFile:
+    """The packed file at `path`, opened. Raises CheckpointError for one that is cut, changed in its header, no packed
     file at all, a link, or another user's."""
     advice = "remove it, and pack the model again"
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -223,4 +223,4 @@ def open_packed(path: Path) -> tuple[PackedFile, PackedHeader]:
             if one.start % _PAGE or one.size < 0 or not first <= one.start <= one.start + one.size <= last:
                 raise CheckpointError(f"{path}: {one.name} lies at {one.start}, outside the file's matrices; {advice}")
         stored = np.frombuffer(mapped(file, status.st_size, path), np.uint8)
-    return PackedFile(path, header, stored), header
+    return PackedFile(path, header, stored)

@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
+from karat.checkpoint.packed import open_packed
 from karat.config import Activations, embedded_model_path
 from karat.engine.choosing.sampler import SAMPLER_VERSION
 from karat.engine.llm import LLM, idleness
 from karat.engine.model_loading.llm_options import Options
-from karat.engine.model_loading.packing import packed_by
 from karat.engine.model_loading.tokenizer_loading import TokenizerLoading
 from karat.engine.model_running import Preparation
 from karat.engine.receipts.comparing import comparison
@@ -94,7 +94,7 @@ class AsyncLLM:
                 checkpoint=checkpoint,
                 prepare=Preparation(opening.options.quantize, quiet=True),
                 tokenizer=lambda: tokenizer_loading.result()[0],
-                packed=lambda: packed_by(opening.options, checkpoint, ready.executor),
+                packed=lambda: None if ready.packed is None else open_packed(Path(ready.packed)),
             )
             hashing = self._fingerprinting = Fingerprinting(stored)
             tokenizer_loading.then(
@@ -476,6 +476,8 @@ def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]
     """The first message to the engine's process. UsageError for options that LLM, or AsyncLLM, does not have."""
     tokenizer = options.pop("tokenizer", None)
     own = {name: options.pop(name) for name in Options.__dataclass_fields__ if name in options}
+    if isinstance(folder := own.get("packed_cache"), Path):
+        own["packed_cache"] = str(folder)
     own["executor_options"] = take_options(options)
     overrides = said(**{name: options.pop(name) for name in Overrides.__dataclass_fields__ if name in options})
     settle_constructor(options, LLM.__init__)

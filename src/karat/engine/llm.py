@@ -46,6 +46,7 @@ from karat.request import Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
+    from karat.checkpoint.packed import PackedFile
     from karat.engine.ranks.rank_model import ParallelModel
     from karat.engine.receipts.comparing import Compare
     from karat.engine.receipts.verifying import Answered, ReceiptWish, ReplayCommand
@@ -169,7 +170,7 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             generation_config=generation_config,
             quantize=quantize,
-            packed_cache=packed_cache,  # type: ignore[arg-type]  # which it makes a text
+            packed_cache=str(packed_cache) if isinstance(packed_cache, Path) else packed_cache,
             guard=guard,
             tensor_parallel_size=tensor_parallel_size,
             max_step_ms=max_step_ms,
@@ -228,7 +229,7 @@ class LLM:
             checkpoint=checkpoint,
             prepare=prepare,
             tokenizer=lambda: tokenizer_loading.result()[0],
-            packed=plan.packed,
+            packed=lambda: self.packed,
         )
         self._fingerprinting = Fingerprinting(stored)
         self._fingerprinting.identify(
@@ -241,6 +242,11 @@ class LLM:
             ),
             is_idle=idleness(self.engine),
         )
+
+    @property
+    def packed(self) -> "PackedFile | None":
+        """The packed file that holds the matrices, if one does."""
+        return None if self._model is None else self._model.packed
 
     def generate(
         self,

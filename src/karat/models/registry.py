@@ -30,7 +30,8 @@ class Model:
     """A decoder on an executor, or a rank's part of one.
 
     `parts` are the loaded weights by spec, for which `bytes_read` bytes of files were read. `types` are those of all
-    matrices, as they are computed with. `on` runs the same weights under a wrapper of the same executor.
+    matrices, as they are computed with. `packed` is the packed file that holds them, if one does. `on` runs the same
+    weights under a wrapper of the same executor.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Model:
         parts: Mapping[WeightSpec, Loaded] = MappingProxyType({}),
         bytes_read: int = 0,
         types: frozenset[str] = frozenset(),
+        packed: PackedFile | None = None,
     ) -> None:
         self.config = config
         self.ops = ops
@@ -50,6 +52,7 @@ class Model:
         self.parts = parts
         self.bytes_read = bytes_read
         self.types = types
+        self.packed = packed
         self._decoder = decoder
         self._ropes = ropes
 
@@ -62,7 +65,8 @@ class Model:
 
     def on(self, ops: Executor) -> "Model":
         """The same model run through `ops`, a Tap of this model's executor."""
-        return Model(self.config, ops, self._decoder, self._ropes, self.group, self.parts, self.bytes_read, self.types)
+        parts = (self.parts, self.bytes_read, self.types, self.packed)
+        return Model(self.config, ops, self._decoder, self._ropes, self.group, *parts)
 
     @property
     def keeps(self) -> tuple[Keep, ...]:
@@ -155,4 +159,4 @@ def build(
     ropes = decoder.rope_tables(ops, num_positions)
     loader.finish(meanwhile)
     types = frozenset(prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1)
-    return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read, types)
+    return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read, types, packed)

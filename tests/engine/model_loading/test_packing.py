@@ -70,7 +70,7 @@ def test_a_file_of_another_time_is_packed_anew(folder: Path, tmp_path: Path) -> 
 def test_changed_matrices_give_no_receipt(folder: Path, tmp_path: Path) -> None:
     LLM(folder, packed_cache=tmp_path)
     (path,) = packed_files(tmp_path)
-    matrix = open_packed(path)[1].matrices[-1]
+    matrix = open_packed(path).header.matrices[-1]
     with path.open("r+b") as file:
         file.seek(matrix.start)
         byte = file.read(1)[0]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from karat.config import FLOAT_BYTES, FloatName
@@ -33,7 +32,7 @@ class Options:
     enable_prefix_caching: bool = True
     generation_config: GenerationSource = "auto"
     quantize: Quantization | None = None
-    packed_cache: str | None = None  # made absolute; a Path is taken too
+    packed_cache: str | None = None
     guard: bool = False
     tensor_parallel_size: int = 1
     max_step_ms: int | None = None
@@ -47,11 +46,8 @@ class Options:
             raise UsageError(f"generation_config={shown(self.generation_config)}: expected 'auto' or 'none'")
         if self.kv_dtype is not None and self.kv_dtype not in FLOAT_BYTES:
             raise UsageError(f"kv_dtype={shown(self.kv_dtype)}: expected one of {', '.join(FLOAT_BYTES)}, or None")
-        folder: object = self.packed_cache
-        if not isinstance(folder, str | Path | None):
-            raise UsageError(f"packed_cache={shown(folder)}: expected the path of a folder, or None")
-        if folder is not None:
-            object.__setattr__(self, "packed_cache", str(Path(folder).absolute()))
+        if not isinstance(self.packed_cache, str | None):
+            raise UsageError(f"packed_cache={shown(self.packed_cache)}: expected the path of a folder, or None")
         check_values(self.executor_options)
         if self.kv_cache_bytes is not None and self.num_blocks is not None:
             raise UsageError("kv_cache_bytes and num_blocks both set the size of the KV cache; give one")

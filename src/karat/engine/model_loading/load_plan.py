@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from karat.checkpoint import ModelCheckpoint
-from karat.checkpoint.packed import PackedFile
 from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
 from karat.engine.engine_config import EngineConfig
 from karat.engine.model_loading.cache_size import num_cache_blocks, require_room, warn_of_paging
 from karat.engine.model_loading.llm_options import Options
-from karat.engine.model_loading.packing import packed_by, packed_file, reads_packed
+from karat.engine.model_loading.packing import packed_file, reads_packed
 from karat.engine.model_running import Preparation, open_runner
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
@@ -69,7 +68,7 @@ class LoadPlan:
     def model(self, progress: Progress, meanwhile: Callable[[], bool]) -> Model:
         """The model, loaded into this process. `meanwhile` is called while its weights are loading."""
         prepare, packed = Preparation(self.options.quantize), None
-        if (folder := self.options.packed_cache) is not None and reads_packed(self.options, self.ops.executor):
+        if (folder := self.options.packed_cache) is not None and reads_packed(self.options, self.ops):
             arguments = (Path(folder), self.config, self.checkpoint, self.ops, prepare)
             packed = packed_file(*arguments, quantize=self.options.quantize, progress=progress)
         return build(
@@ -82,10 +81,6 @@ class LoadPlan:
             meanwhile=meanwhile,
             packed=packed,
         )
-
-    def packed(self) -> PackedFile | None:
-        """The packed file that the loaded model reads, if it does."""
-        return packed_by(self.options, self.checkpoint, self.ops.executor)
 
     def runner(self, model: Model) -> Runner:
         """The loaded model as the engine runs it."""
@@ -154,7 +149,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     each_once = {weight.name: weight for weight in weights.values()}.values()
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
     available_bytes = ops.available_bytes()
-    if reads_packed(options, ops.executor):
+    if reads_packed(options, ops):
         warn_of_paging(weight_bytes, available_bytes)
         weight_bytes = min(weight_bytes, available_bytes // 2)  # pages of files, which the system may take back
     elif options.packed_cache is not None:

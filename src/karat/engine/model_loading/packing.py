@@ -29,16 +29,9 @@ def packed_path(folder: Path, model: Path, quantize: str | None) -> Path:
     return folder / f"{model.name}-{whole[:16]}{SUFFIX}"
 
 
-def reads_packed(options: Options, executor: str) -> bool:
-    """Whether a model loaded with these options reads a packed file: one process, on native kernels."""
-    return options.packed_cache is not None and options.tensor_parallel_size == 1 and executor == "native"
-
-
-def packed_by(options: Options, checkpoint: Checkpoint, executor: str) -> PackedFile | None:
-    """The packed file that a model reads which was loaded with these options, if it does. Raises CheckpointError."""
-    if options.packed_cache is None or not reads_packed(options, executor):
-        return None
-    return open_packed(packed_path(Path(options.packed_cache), checkpoint.path, options.quantize))[0]
+def reads_packed(options: Options, ops: Executor) -> bool:
+    """Whether a model that is loaded with these options reads a packed file. A rank packs its own part."""
+    return options.packed_cache is not None and options.tensor_parallel_size == 1 and ops.packed_layout is not None
 
 
 def packed_file(
@@ -60,8 +53,8 @@ def packed_file(
     path, source = packed_path(folder, checkpoint.path, quantize), source_of(weights.values())
     assert ops.packed_layout is not None, f"{ops.executor} has no layout"
     if path.is_symlink() or path.exists():
-        found, header = open_packed(path)
-        if header.layout == ops.packed_layout and header.source == source:
+        found = open_packed(path)
+        if found.header.layout == ops.packed_layout and found.header.source == source:
             return found
         _log.info("%s is of other files, or of another version of Karat, and is written anew", path)
     try:
@@ -69,7 +62,7 @@ def packed_file(
     except OSError as fault:
         raise OutputError(f"{folder}: cannot be made ({fault.strerror}); name another folder") from fault
     _write(path, source, {spec.source: weights[spec.source] for spec in weight_specs(config)}, ops, prepare, progress)
-    return open_packed(path)[0]
+    return open_packed(path)
 
 
 def _write(

@@ -75,6 +75,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     kv_dtype: FloatName
     activations: Activations
     contracts: Mapping[Activations, int]  # of karat.engine.model_loading.load_plan.LoadPlan
+    packed: str | None  # the path of the packed file that holds the matrices
     logs: list[Log]
 
 

@@ -167,6 +167,7 @@ def _opened(line: _Line) -> LLM:
         kv_dtype=llm.kv_dtype,
         activations=llm.activations,
         contracts=llm.plan.contracts,
+        packed=None if llm.packed is None else str(llm.packed.path),
         logs=line.take_logs(),
     )
     line.send(ready)
