@@ -228,8 +228,8 @@ NB_MODULE(_native, m) {
         .def("wait", &wait_for, nb::arg("number"), nb::arg("limit_s") = 3600.0);
 
     // Arrays are never converted: a copy of the wrong type or layout would hide a mistake.
-    nb::class_<Plan>(m, "Plan")
-        .def(
+    nb::class_<Plan> plan(m, "Plan");
+    plan.def(
             "__init__",
             [](Plan* self, const std::string& isa, int num_threads, const std::string& activations) {
                 static constexpr std::pair<const char*, Activations> kWidths[] = {
@@ -247,7 +247,6 @@ NB_MODULE(_native, m) {
                 return self.input(width, named(rows, kKinds), named(element, kElements));
             },
             nb::arg("width"), nb::arg("rows") = "tokens", nb::arg("element") = "float32")
-        .def("embedding", &record::embedding, nb::arg("table"))
         .def(
             "embedding_over",
             [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table,
@@ -255,7 +254,6 @@ NB_MODULE(_native, m) {
                 return record::embedding_over(self, transport(group), std::move(table), std::move(ends));
             },
             nb::arg("group"), nb::arg("table"), nb::arg("ends"))
-        .def("rms_norm", &record::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"))
         .def("linear", &record::linear, nb::arg("x"), nb::arg("weights"), nb::arg("biases"), nb::arg("leaf_ends"),
              nb::sig("def linear(self, x: int, weights: Sequence[Matrix], biases: Sequence[Vector | None], "
                      "leaf_ends: Sequence[int]) -> list[int]"))
@@ -272,16 +270,8 @@ NB_MODULE(_native, m) {
             [](Plan& self, const std::shared_ptr<SharedMemory>& group, Register x, std::size_t first,
                std::size_t width) { return record::gather(self, transport(group), x, first, width); },
             nb::arg("group"), nb::arg("x"), nb::arg("first"), nb::arg("width"))
-        .def("silu_mul", &record::silu_mul, nb::arg("gate"), nb::arg("up"))
-        .def("sigmoid_mul", &record::sigmoid_mul, nb::arg("x"), nb::arg("gate"))
-        .def("add", &record::add, nb::arg("x"), nb::arg("y"))
-        .def("scale", &record::scale, nb::arg("x"), nb::arg("factor"))
-        .def("rope", &record::rope, nb::arg("x"), nb::arg("table"))
-        .def("kv_write", &record::kv_write, nb::arg("k"), nb::arg("v"), nb::arg("cache"))
         .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("scale"), nb::arg("window"),
              nb::arg("group_heads"), nb::arg("first_head"), nb::arg("sinks").none())
-        .def("select", &record::select, nb::arg("x"))
-        .def("route", &record::route, nb::arg("logits"), nb::arg("chosen"), nb::arg("renormalised"))
         .def(
             "experts",
             [](Plan& self, Register x, Register ids, Register weights, std::vector<MatrixRef> gates,
@@ -312,6 +302,8 @@ NB_MODULE(_native, m) {
         .def("read", &view, nb::arg("register"))
         .def("run", &run_step, nb::arg("batch").noconvert(), nb::arg("scores").noconvert() = nb::none(),
              nb::arg("score_seq") = 0);
+    record::each_named(
+        [&](const char* name, auto* function, auto... arguments) { plan.def(name, function, nb::arg(arguments)...); });
     m.def("step_columns", &step_columns, "The columns of the numbers that a plan runs, in order.");
     bind_constants(m);
     bind_k_fit(m);

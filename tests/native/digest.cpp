@@ -297,7 +297,7 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
             plan, x,
             record::linear(plan, record::silu_mul(plan, both[0], both[1]), {down}, {nullptr}, leaves(160, 8, 1))[0]);
     }
-    const Register wanted = record::select(plan, x);
+    const Register wanted = record::select_rows(plan, x);
     const Register last = record::rms_norm(plan, wanted, vector(kHidden, ++seed), 1e-6);
     const Register logits = record::linear(plan, last, {weight(Format::F32, kVocab, kHidden)}, {nullptr}, one_leaf)[0];
     plan.finish({330, 3, 3, 512}, {logits, x});

@@ -1,15 +1,19 @@
 """Ops are records: whatever handles them handles every one of them."""
 
+import re
 from dataclasses import MISSING, fields
 from typing import Any
 
 import numpy as np
 import pytest
 
+from karat.errors import ExecutorError
+from karat.machine.extension import native
 from karat.ops import api
 from karat.ops.api import OPS, Method, Op, Ops, Several, Single, table_of
 from karat.ops.executor import Executor, Traits
 from karat.ops.guard import Guard
+from karat.ops.native_plan import _RECORDED
 from karat.ops.reference import ReferenceOps
 from karat.ops.tap import Tap
 
@@ -75,6 +79,20 @@ def test_a_tap_keeps_every_result(kind: type[Op[Any]]) -> None:
     if isinstance(op, Several):
         want = {"model.a": 0.0, "model.b": 1.0}
     assert {name: array.item() for name, (array,) in tap.records.items()} == want
+
+
+@every_op
+def test_a_plan_has_a_method_for_every_op_that_is_recorded_as_it_is(kind: type[Op[Any]]) -> None:
+    """With an argument for each field but the name and the step."""
+    if kind not in _RECORDED:
+        (said,) = getattr(native().Plan, OPS[kind]).__nb_signature__
+        want = {field.name for field in fields(kind)} - {"name", "step"}
+        assert set(re.findall(r"(\w+): ", said[0])) == want
+
+
+def test_the_reference_executor_refuses_tensors_with_other_numbers_of_rows() -> None:
+    with pytest.raises(ExecutorError, match=r"^op: tensors with 1 and 2 rows$"):
+        ReferenceOps().add(np.ones((2, 3)), np.ones((1, 3)), name="op")
 
 
 def test_arguments_are_found_by_type() -> None:

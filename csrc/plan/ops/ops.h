@@ -1,5 +1,6 @@
 // Every op that a plan can have: a function records it. Its file beside this one has the rest: what it checks, what it
-// is lowered to, how threads share its work; the arithmetic is the kernels' (contract/kernels.h).
+// is lowered to, how threads share its work; the arithmetic is the kernels' (contract/kernels.h). `each_named` has the
+// names by which Python calls it.
 //
 // Functions throw std::invalid_argument for registers and weights that do not fit each other.
 #pragma once
@@ -54,6 +55,22 @@ Register experts(Plan& plan, TransportRef group, Register x, Register ids, Regis
                  ExpertBiases biases, std::optional<Clamp> clamp, std::vector<std::uint32_t> leaf_ends,
                  std::size_t first);
 // The wanted rows of x, which has the step's tokens.
-Register select(Plan& plan, Register x);
+Register select_rows(Plan& plan, Register x);
+
+// Calls bind(name, function, names of its arguments after the plan ...) for each op that Python calls with arguments as
+// they are. They have the names of the fields of the op's record in karat.ops.api.
+template <class Bind>
+void each_named(Bind bind) {
+    bind("embedding", embedding, "table");
+    bind("rms_norm", rms_norm, "x", "weight", "eps");
+    bind("silu_mul", silu_mul, "gate", "up");
+    bind("sigmoid_mul", sigmoid_mul, "x", "gate");
+    bind("add", add, "x", "y");
+    bind("scale", scale, "x", "factor");
+    bind("rope", rope, "x", "table");
+    bind("kv_write", kv_write, "k", "v", "cache");
+    bind("route", route, "logits", "num_chosen", "renormalised");
+    bind("select_rows", select_rows, "x");
+}
 
 }  // namespace karat::record

@@ -28,7 +28,7 @@ struct SelectOp final : Op {
 
 }  // namespace
 
-Register record::select(Plan& plan, Register x) {
+Register record::select_rows(Plan& plan, Register x) {
     const RegisterInfo info = plan.info(x);
     require(info.rows == Rows::tokens, "rows are selected once");
     auto op = std::make_unique<SelectOp>();

@@ -14,11 +14,13 @@ the contract raise ExecutorError.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from math import isfinite, prod
 from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.errors import ExecutorError
 from karat.ranks.group import Group, Share
 
 P = ParamSpec("P")
@@ -33,6 +35,7 @@ Cache = Annotated[Any, "K and V of one layer"]
 RopeTable = Annotated[Any, "cosines and sines by position"]
 
 Observer = Callable[[str, NDArray[np.floating]], None]
+Row = Callable[[Tensor], tuple[int, ...]]  # the shape of each row of a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,30 @@ class Op(Generic[R]):
         """Of a sum over ranks, the op whose result is this rank's part; None of any other op."""
         return None
 
+    @property
+    def label(self) -> str:
+        """What an error calls the op."""
+        return type(self).__name__
+
+    def fault(self, row: Row) -> str | None:
+        """What is outside the contract, as far as shapes of rows and numbers say it; None if nothing is."""
+        return None
+
+    def check(self, row: Row) -> None:
+        """Raise ExecutorError for arguments outside the contract."""
+        if fault := self.fault(row):
+            raise ExecutorError(f"{self.label}: {fault}")
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Single(Op[Tensor]):
     """An op with one result."""
 
     name: str
+
+    @property
+    def label(self) -> str:
+        return self.name
 
     def each(self, change: Callable[[str, Tensor], Tensor], result: Tensor) -> Tensor:
         return change(self.name, result)
@@ -87,6 +108,10 @@ class Several(Op[tuple[Tensor, ...]]):
     """An op with several results, called `names`."""
 
     names: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return self.names[0]
 
     def each(self, change: Callable[[str, Tensor], Tensor], result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(change(name, tensor) for name, tensor in zip(self.names, result, strict=True))
@@ -124,6 +149,12 @@ class RmsNorm(Single):
     x: Tensor
     weight: Loaded
     eps: float
+
+    def fault(self, row: Row) -> str | None:
+        shape, size = row(self.x), len(self.weight)
+        if size not in (shape[-1], prod(shape)):
+            return f"a weight of {size} for rows of {shape[-1]}"
+        return None if 0 <= self.eps < np.inf else f"eps={self.eps}; expected a finite number of at least 0"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,6 +222,10 @@ class SiluMul(Single):
     gate: Tensor
     up: Tensor
 
+    def fault(self, row: Row) -> str | None:
+        gate, up = row(self.gate), row(self.up)
+        return None if gate == up else f"gate {gate} and up {up} differ"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SigmoidMul(Single):
@@ -203,6 +238,11 @@ class SigmoidMul(Single):
     x: Tensor
     gate: Tensor
 
+    def fault(self, row: Row) -> str | None:
+        x, gate = row(self.x), row(self.gate)
+        fits = prod(gate) > 0 and prod(x) % prod(gate) == 0
+        return None if fits else f"a gate {gate} for rows of {x}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Add(Single):
@@ -211,6 +251,10 @@ class Add(Single):
     x: Tensor
     y: Tensor
 
+    def fault(self, row: Row) -> str | None:
+        x, y = row(self.x), row(self.y)
+        return None if x == y else f"rows of {x} + rows of {y}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale(Single):
@@ -218,6 +262,9 @@ class Scale(Single):
 
     x: Tensor
     factor: float
+
+    def fault(self, row: Row) -> str | None:
+        return None if isfinite(self.factor) else f"factor={self.factor}; expected a finite number"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,6 +326,11 @@ class Route(Several):
     _: KW_ONLY
     num_chosen: int
     renormalised: bool
+
+    def fault(self, row: Row) -> str | None:
+        (experts,) = row(self.logits)
+        fits = 1 <= self.num_chosen <= experts
+        return None if fits else f"{self.num_chosen} chosen of {experts} experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,14 +420,15 @@ class Ops(ABC):
         """The result of an op."""
 
 
-OPS: frozenset[Any] = frozenset(method.record for method in vars(Ops).values() if isinstance(method, Method))
+# Every record, and the name of the method that makes it.
+OPS: Mapping[Any, str] = {each.record: name for name, each in vars(Ops).items() if isinstance(each, Method)}
 
 Table = Mapping[type[Op[Any]], Callable[[E, Any], Any]]  # what E does with an op, by record
 
 
 def table_of(functions: Table[E]) -> Table[E]:
     """`functions`, which must have one for each op, or else TypeError is raised when the module is imported."""
-    if wrong := OPS ^ functions.keys():
+    if wrong := OPS.keys() ^ functions.keys():
         raise TypeError(
             f"a table needs one function for each op; look at {', '.join(sorted(op.__name__ for op in wrong))}"
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -50,10 +50,10 @@ class DeviceKernels:
         """
         for part in _WITHOUT_KERNELS.get(type(op), ()):
             if getattr(op, part, None) is not None:
-                name = getattr(op, "name", type(op).__name__)
-                raise ExecutorError(f"{name}: a GPU has no kernels for {part} yet")
+                raise ExecutorError(f"{op.label}: a GPU has no kernels for {part} yet")
         if isinstance(op, api.PagedAttention):
             return _paged_attention(self, op, scores, score_seq)
+        op.check(lambda x: tuple(x.shape[1:]))
         function = _FUNCTIONS.get(type(op))
         if function is None:
             raise ExecutorError(f"{type(op).__name__}: a GPU has no kernels for this op yet")
@@ -78,10 +78,7 @@ def _embedding(on: DeviceKernels, op: api.Embedding) -> Any:
 
 
 def _rms_norm(on: DeviceKernels, op: api.RmsNorm) -> Any:
-    x = on.floats(op.x)
-    fits = len(op.weight) in (x.shape[-1], prod(x.shape[1:]))
-    require(fits, op.name, f"a weight of {len(op.weight)} for rows of {x.shape[-1]}")
-    return on.device.rms_norm(x, op.weight, op.eps)
+    return on.device.rms_norm(on.floats(op.x), op.weight, op.eps)
 
 
 def _linear(on: DeviceKernels, op: api.Linear) -> Any:
@@ -101,27 +98,18 @@ def _gate_up(on: DeviceKernels, op: api.GateUp) -> tuple[Any, ...]:
 
 
 def _silu_mul(on: DeviceKernels, op: api.SiluMul) -> Any:
-    gate, up = on.floats(op.gate), on.floats(op.up)
-    require(gate.shape == up.shape, op.name, f"gate {gate.shape} and up {up.shape}")
-    return on.device.silu_mul(gate, up)
+    return on.device.silu_mul(on.floats(op.gate), on.floats(op.up))
 
 
 def _sigmoid_mul(on: DeviceKernels, op: api.SigmoidMul) -> Any:
-    x, gate = on.floats(op.x), on.floats(op.gate)
-    columns, gates = prod(x.shape[1:]), prod(gate.shape[1:])
-    fits = len(x) == len(gate) and gates > 0 and columns % gates == 0
-    require(fits, op.name, f"a gate {gate.shape} for {x.shape}")
-    return on.device.sigmoid_mul(x, gate)
+    return on.device.sigmoid_mul(on.floats(op.x), on.floats(op.gate))
 
 
 def _add(on: DeviceKernels, op: api.Add) -> Any:
-    x, y = on.floats(op.x), on.floats(op.y)
-    require(x.shape == y.shape, op.name, f"{x.shape} + {y.shape}")
-    return on.device.add(x, y)
+    return on.device.add(on.floats(op.x), on.floats(op.y))
 
 
 def _scale(on: DeviceKernels, op: api.Scale) -> Any:
-    require(isfinite(op.factor), op.name, f"factor={op.factor}; expected a finite number")
     return on.device.scale(on.floats(op.x), op.factor)
 
 
@@ -172,10 +160,7 @@ def _paged_attention(
 
 
 def _route(on: DeviceKernels, op: api.Route) -> tuple[Any, Any]:
-    logits = on.floats(op.logits)
-    experts = logits.shape[-1]
-    require(1 <= op.num_chosen <= experts, op.names[0], f"{op.num_chosen} chosen of {experts} experts")
-    ids, weights = on.device.route(logits, op.num_chosen, op.renormalised)
+    ids, weights = on.device.route(on.floats(op.logits), op.num_chosen, op.renormalised)
     return ids, weights
 
 

@@ -1,7 +1,7 @@
 """PlanRecorder: the ops of the native executor, recorded on handles as one plan and run once a step."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from math import isfinite, prod
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from karat.config import DEFAULT_ACTIVATIONS
 from karat.errors import CapacityError, ExecutorError, NumericsError
 from karat.machine.extension import native
 from karat.ops import api
-from karat.ops.api import HeadGroups, Op, Ops, Table, table_of
+from karat.ops.api import OPS, HeadGroups, Op, Ops, Table
 from karat.ops.executor import StepLimits
 from karat.ranks.group import Group
 
@@ -63,7 +63,9 @@ class PlanRecorder(Ops):
 
     def apply(self, op: Op[Any]) -> Any:
         """The op's result as handles. The step stands for every batch that the plan will run, and is not looked at."""
-        return _RECORDED[type(op)](self, op)
+        op.check(lambda handle: handle.tail)
+        record: Callable[[PlanRecorder, Any], Any] = _RECORDED.get(type(op), _recorded)
+        return record(self, op)
 
     def finish(self, limits: StepLimits, kept: Sequence[Handle], *, fusing: bool = True) -> None:
         """End the recording. Only the handles in `kept` have values after a run.
@@ -116,18 +118,23 @@ def _require(condition: bool, op: str, message: str) -> None:
         raise ExecutorError(f"{op}: {message}")
 
 
+def _recorded(recorder: PlanRecorder, op: Op[Any]) -> Handle | None:
+    """The result of the plan's method of the op's name, called with the op's fields.
+
+    Its rows have the shape of the first tensor's. A plan needs no names of results, and gets its step when it runs.
+    """
+    given = {field.name: getattr(op, field.name) for field in fields(op) if field.name not in ("name", "step")}
+    handles = {name: value for name, value in given.items() if isinstance(value, Handle)}
+    registers = {name: handle.register for name, handle in handles.items()}
+    register = getattr(recorder.plan, OPS[type(op)])(**given | registers)
+    return None if register is None else Handle(register, next(iter(handles.values())).tail)
+
+
 def _embedding(recorder: PlanRecorder, op: api.Embedding) -> Handle:
     plan, share = recorder.plan, op.share
     if share is None:
         return Handle(plan.embedding(op.table), (op.table.columns,))
     return Handle(plan.embedding_over(_channel(share.group, op.name), op.table, share.ends), (op.table.columns,))
-
-
-def _rms_norm(recorder: PlanRecorder, op: api.RmsNorm) -> Handle:
-    fits = len(op.weight) in (op.x.tail[-1], prod(op.x.tail))
-    _require(fits, op.name, f"a weight of {len(op.weight)} for rows of {op.x.tail[-1]}")
-    _require(0 <= op.eps < np.inf, op.name, f"eps={op.eps}; expected a finite number of at least 0")
-    return Handle(recorder.plan.rms_norm(op.x.register, op.weight, op.eps), op.x.tail)
 
 
 def _linear(recorder: PlanRecorder, op: api.Linear) -> Handle:
@@ -170,37 +177,16 @@ def _gate_up(recorder: PlanRecorder, op: api.GateUp) -> tuple[Handle, ...]:
     return tuple(_linears(recorder, op.alone()))
 
 
-def _silu_mul(recorder: PlanRecorder, op: api.SiluMul) -> Handle:
-    _require(op.gate.tail == op.up.tail, op.name, f"gate {op.gate.tail} and up {op.up.tail} differ")
-    return Handle(recorder.plan.silu_mul(op.gate.register, op.up.register), op.gate.tail)
-
-
-def _sigmoid_mul(recorder: PlanRecorder, op: api.SigmoidMul) -> Handle:
-    columns, gates = prod(op.x.tail), prod(op.gate.tail)
-    _require(gates > 0 and columns % gates == 0, op.name, f"a gate {op.gate.tail} for rows of {op.x.tail}")
-    return Handle(recorder.plan.sigmoid_mul(op.x.register, op.gate.register), op.x.tail)
-
-
-def _add(recorder: PlanRecorder, op: api.Add) -> Handle:
-    _require(op.x.tail == op.y.tail, op.name, f"rows of {op.x.tail} + rows of {op.y.tail}")
-    return Handle(recorder.plan.add(op.x.register, op.y.register), op.x.tail)
-
-
-def _scale(recorder: PlanRecorder, op: api.Scale) -> Handle:
-    _require(isfinite(op.factor), op.name, f"factor={op.factor}; expected a finite number")
-    return Handle(recorder.plan.scale(op.x.register, op.factor), op.x.tail)
-
-
-def _rope(recorder: PlanRecorder, op: api.Rope) -> Handle:
+def _rope(recorder: PlanRecorder, op: api.Rope) -> Handle | None:
     head_dim, table = op.x.tail[-1], op.table
     _require(head_dim == table.head_dim, op.name, f"a table for head_dim {table.head_dim}, got {head_dim}")
-    return Handle(recorder.plan.rope(op.x.register, table), op.x.tail)
+    return _recorded(recorder, op)
 
 
 def _kv_write(recorder: PlanRecorder, op: api.KvWrite) -> None:
     k, v, held = op.k, op.v, (op.cache.num_kv_heads, op.cache.head_dim)
     _require(k.tail == v.tail == held, "kv_write", f"K {k.tail} and V {v.tail} for a cache of {held}")
-    recorder.plan.kv_write(k.register, v.register, op.cache)
+    _recorded(recorder, op)
 
 
 def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
@@ -217,8 +203,6 @@ def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
 
 
 def _route(recorder: PlanRecorder, op: api.Route) -> tuple[Handle, Handle]:
-    (experts,) = op.logits.tail
-    _require(1 <= op.num_chosen <= experts, op.names[0], f"{op.num_chosen} chosen of {experts} experts")
     ids, weights = recorder.plan.route(op.logits.register, op.num_chosen, op.renormalised)
     return Handle(ids, (op.num_chosen,)), Handle(weights, (op.num_chosen,))
 
@@ -236,27 +220,16 @@ def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:
     return Handle(recorder.plan.experts(*registers, *matrices, *biases, clamp, op.leaves, op.first, channel), op.x.tail)
 
 
-def _select_rows(recorder: PlanRecorder, op: api.SelectRows) -> Handle:
-    return Handle(recorder.plan.select(op.x.register), op.x.tail)
-
-
-_RECORDED: Table[PlanRecorder] = table_of(
-    {
-        api.Embedding: _embedding,
-        api.RmsNorm: _rms_norm,
-        api.Linear: _linear,
-        api.GatherColumns: _gather_columns,
-        api.Qkv: _qkv,
-        api.GateUp: _gate_up,
-        api.SiluMul: _silu_mul,
-        api.SigmoidMul: _sigmoid_mul,
-        api.Add: _add,
-        api.Scale: _scale,
-        api.Rope: _rope,
-        api.KvWrite: _kv_write,
-        api.PagedAttention: _paged_attention,
-        api.Route: _route,
-        api.Experts: _experts,
-        api.SelectRows: _select_rows,
-    }
-)
+# Ops of which more is to say than their fields. `_recorded` does all others.
+_RECORDED: Table[PlanRecorder] = {
+    api.Embedding: _embedding,
+    api.Linear: _linear,
+    api.GatherColumns: _gather_columns,
+    api.Qkv: _qkv,
+    api.GateUp: _gate_up,
+    api.Rope: _rope,
+    api.KvWrite: _kv_write,
+    api.PagedAttention: _paged_attention,
+    api.Route: _route,
+    api.Experts: _experts,
+}
