@@ -87,6 +87,22 @@ struct BatchView {
     const std::int32_t *positions, *slots, *query_starts, *context_lens, *block_tables;
 };
 
+// How a router chooses experts and weighs them (`route`).
+struct Routing {
+    std::size_t chosen;  // 1 to those of the chosen groups
+    bool by_sigmoid;     // the score; else softmax
+    bool renormalised;
+    std::size_t groups, chosen_groups;  // of as many experts each; 1 and 1: no groups
+    float outside;                      // what experts of other groups are compared by
+    float plus, least;                  // of the divisor, 0 or more
+    float scale;
+    const float* bias;    // [experts], or null
+    const float* scales;  // [experts], or null
+
+    bool by_logit() const { return bias == nullptr && groups == 1; }
+    bool over_chosen() const { return !by_sigmoid && renormalised && by_logit() && plus == 0 && least == 0; }
+};
+
 // Causal attention, softmax(q · k * scale) v over the keys at positions [max(0, p + 1 - window), p] of a token at p.
 // Query head h reads KV head (first_head + h) / group_heads: the first and the last group may be cut.
 //   keys are cut at absolute positions 0, 256, 512 …; within a split, with lanes by position modulo 16:
@@ -185,15 +201,19 @@ struct Kernels {
     std::ptrdiff_t (*kv_write)(const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
                                std::size_t tokens);
 
-    // The experts of each row: logits [rows, experts]; ids and weights [rows, chosen]; 1 <= chosen <= experts.
-    //   ids        = those of the largest logits, in their order; of equal ones the smaller id first, NaN last
-    //   power[e]   = exp(logit[e] - the largest logit)
-    //   total      = chain of sums of power from 0: of the chosen ones in their order, or, where weights are not
-    //                renormalised, of all experts in order of id
-    //   weights[j] = power[ids[j]] / total
-    // scratch: [experts]
-    void (*route)(const float* logits, std::size_t rows, std::size_t experts, std::size_t chosen, bool renormalised,
-                  std::int32_t* ids, float* weights, float* scratch);
+    // The experts of each row: logits [rows, experts]; ids and weights [rows, chosen]. What comes first is the largest;
+    // of equal ones the smaller index, and NaN comes last.
+    //   score[e]   = 1 / (1 + exp(-logit[e])), or exp(logit[e] - the first logit) divided by the chain of sums of these
+    //                powers from 0, of all experts in order of id. Softmax over the chosen does not divide here
+    //   ranked[e]  = score[e] + bias[e]; without bias and groups logit[e] itself
+    //   sum[g]     = the first ranked[e] of group g + its second; e of a group that is not among the first
+    //                `chosen_groups` sums has ranked[e] = outside
+    //   ids        = the first `chosen` of ranked, in their order
+    //   total      = chain of sums from 0 of score[ids[j]], in order of j
+    //   weights[j] = score[ids[j]], if renormalised / max(total + plus, least); then * scale; then * scales[ids[j]]
+    // scratch: [3, experts]
+    void (*route)(const float* logits, std::size_t rows, std::size_t experts, const Routing& how, std::int32_t* ids,
+                  float* weights, float* scratch);
 
     // out[i] of n = the binary tree over leaves of: chain of fma(weights[j], rows[j][i], sum) from 0, over the leaf's
     // rows. Leaf l has the rows before leaf_ends[l]; num_leaves is a power of two.

@@ -272,6 +272,9 @@ NB_MODULE(_native, m) {
             nb::arg("group"), nb::arg("x"), nb::arg("first"), nb::arg("width"))
         .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("scale"), nb::arg("window"),
              nb::arg("group_heads"), nb::arg("first_head"), nb::arg("sinks").none())
+        .def("route", &record::route, nb::arg("logits"), nb::arg("chosen"), nb::arg("by_sigmoid"),
+             nb::arg("renormalised"), nb::arg("groups"), nb::arg("chosen_groups"), nb::arg("outside"), nb::arg("plus"),
+             nb::arg("least"), nb::arg("scale"), nb::arg("bias").none(), nb::arg("scales").none())
         .def(
             "experts",
             [](Plan& self, Register x, Register ids, Register weights, std::vector<MatrixRef> gates,

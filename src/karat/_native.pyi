@@ -124,6 +124,21 @@ class Plan:
     def attention(
         self, q: int, cache: Cache, scale: float, window: int, group_heads: int, first_head: int, sinks: Vector | None
     ) -> int: ...
+    def route(
+        self,
+        logits: int,
+        chosen: int,
+        by_sigmoid: bool,
+        renormalised: bool,
+        groups: int,
+        chosen_groups: int,
+        outside: float,
+        plus: float,
+        least: float,
+        scale: float,
+        bias: Vector | None,
+        scales: Vector | None,
+    ) -> tuple[int, int]: ...
     def experts(
         self,
         x: int,

@@ -8,7 +8,7 @@ Covers: karat.ops.executor, karat.ops.reference, karat.ops.registry.
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from karat.config import RopeConfig
 from karat.errors import ExecutorError
-from karat.ops.api import Clamp, HeadGroups
+from karat.ops.api import Clamp, Groups, HeadGroups, Routing
 from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.rope_table import cos_sin_table
@@ -162,12 +162,84 @@ def test_route(ops: Executor, rows: int, experts: int, share: float, renormalise
     """Logits are quarters, so many are equal: of these the smaller ids come first."""
     logits = (draw(seed, (rows, experts), dtype=ops.dtype)[0] * 4).round() / 4
     chosen = 1 + int(share * (experts - 1))
-    ids, weights = ops.route(logits, num_chosen=chosen, renormalised=renormalised, names=("op.ids", "op.weights"))
+    ids, weights = ops.route(logits, Routing(chosen, renormalised=renormalised), names=("op.ids", "op.weights"))
     want_ids = torch.sort(exact(logits), dim=-1, descending=True, stable=True).indices[:, :chosen]
     np.testing.assert_array_equal(ops.read(ids), want_ids.numpy())
     of = exact(logits).gather(1, want_ids) if renormalised else exact(logits)
     want = torch.exp(exact(logits).gather(1, want_ids) - torch.logsumexp(of, dim=-1, keepdim=True))
     check(ops, weights, want, (experts + 12) * want.numpy() + np.finfo(ops.dtype).tiny)
+
+
+@every_executor
+@given(
+    rows=sizes,
+    size=st.integers(1, 9),
+    groups=st.integers(1, 8),
+    score=st.sampled_from(["softmax", "sigmoid"]),
+    renormalised=st.booleans(),
+    biased=st.booleans(),
+    outside=st.sampled_from([-math.inf, 0.0]),
+    divisor=st.sampled_from([(0.0, 0.0), (0.25, 0.0), (0.0, 0.75)]),
+    scales=st.booleans(),
+    seed=seeds,
+)
+def test_other_routings(
+    ops: Executor,
+    rows: int,
+    size: int,
+    groups: int,
+    score: Literal["softmax", "sigmoid"],
+    renormalised: bool,
+    biased: bool,
+    outside: float,
+    divisor: tuple[float, float],
+    scales: bool,
+    seed: int,
+) -> None:
+    """Sigmoids, biases, groups, divisors and scales. Rows whose choice rounding could turn are left out (< 1e-5)."""
+    rng = np.random.default_rng(seed)
+    experts, of_groups = size * groups, int(rng.integers(1, groups + 1))
+    chosen = int(rng.integers(1, size * of_groups + 1))
+    (logits,) = draw(seed, (rows, experts), dtype=ops.dtype)
+    bias, factors = ((rng.standard_normal(experts) / 4).astype(np.float32) for _ in range(2))
+    routing = Routing(
+        chosen,
+        renormalised,
+        score,
+        bias=load(ops, bias) if biased else None,
+        groups=Groups(groups, of_groups, outside) if groups > 1 else None,
+        plus=divisor[0],
+        least=divisor[1],
+        scale=2.5,
+        scales=load(ops, factors) if scales else None,
+    )
+    ids, weights = ops.route(logits, routing, names=("op.ids", "op.weights"))
+    scores = torch.softmax(exact(logits), -1) if score == "softmax" else torch.sigmoid(exact(logits))
+    ranked = scores + exact(bias) if biased else scores
+    clear = torch.ones(rows, dtype=torch.bool)
+    if groups > 1:
+        sums = ranked.reshape(rows, groups, size).topk(min(2, size)).values.sum(-1)
+        clear &= _gap_after(sums, of_groups) > 1e-5
+        left_out = torch.ones(rows, groups).scatter(1, sums.topk(of_groups).indices, 0) > 0
+        ranked = ranked.masked_fill(left_out.repeat_interleave(size, dim=1), outside)
+    sorted_, order = torch.sort(ranked, dim=-1, descending=True, stable=True)
+    close = sorted_[:, :-1] - sorted_[:, 1:] < 1e-5  # equals that are outside are in the order of their ids
+    clear &= ~(close[:, :chosen] & (sorted_[:, :-1] != sorted_[:, 1:])[:, :chosen]).any(-1)
+    want_ids = order[:, :chosen]
+    kept = clear.numpy()
+    np.testing.assert_array_equal(ops.read(ids)[kept], want_ids.numpy()[kept])
+    want = scores.gather(1, want_ids)
+    if renormalised:
+        want = want / (want.sum(-1, keepdim=True) + divisor[0]).clamp(min=divisor[1])
+    want = want * 2.5 * (exact(factors)[want_ids] if scales else 1)
+    bound = (experts + chosen + 20) * np.abs(want.numpy()) + np.finfo(ops.dtype).tiny
+    check(ops, np.asarray(ops.read(weights))[kept], want[clear], bound[kept])
+
+
+def _gap_after(sums: torch.Tensor, count: int) -> torch.Tensor:
+    """By how much the first `count` of a row are before the next; infinity if there is none."""
+    ordered = torch.sort(sums, dim=-1, descending=True).values
+    return ordered[:, count - 1] - ordered[:, count] if count < sums.shape[1] else torch.full((len(sums),), math.inf)
 
 
 @every_executor
@@ -185,7 +257,7 @@ def test_experts(ops: Executor, rows: int, hidden: int, inner: int, experts: int
     chosen = min(chosen, experts)
     x, logits = draw(seed, (rows, hidden), (rows, experts), dtype=ops.dtype)
     gates, ups, downs = weights(seed + 1, (experts, inner, hidden), (experts, inner, hidden), (experts, hidden, inner))
-    ids, shares = ops.route(logits, num_chosen=chosen, renormalised=True, names=("op.ids", "op.weights"))
+    ids, shares = ops.route(logits, Routing(chosen, renormalised=True), names=("op.ids", "op.weights"))
     loaded = (tuple(load(ops, each) for each in of_all) for of_all in (gates, ups, downs))
     got = ops.experts(x, ids, shares, *loaded, leaves=leaf_ends(experts, 1), name="op")
     want, bound = torch.zeros(rows, hidden, dtype=torch.float64), np.zeros((rows, hidden))
@@ -209,7 +281,7 @@ def test_experts_with_biases_and_a_clamp(
     sizes_of = {"gates": (inner, hidden), "ups": (inner, hidden), "downs": (hidden, inner)}
     matrices = weights(seed + 1, *((experts, *size) for size in sizes_of.values()))
     biases = weights(seed + 2, *((experts, size[0]) for size in sizes_of.values()))
-    ids, shares = ops.route(logits, num_chosen=chosen, renormalised=True, names=("op.ids", "op.weights"))
+    ids, shares = ops.route(logits, Routing(chosen, renormalised=True), names=("op.ids", "op.weights"))
     held, added = (tuple(tuple(load(ops, each) for each in of) for of in both) for both in (matrices, biases))
 
     def computed(x: Any) -> Any:
@@ -277,13 +349,22 @@ def test_shapes_outside_the_contract_are_refused(ops: Executor) -> None:
     for factor in (math.inf, math.nan):
         with pytest.raises(ExecutorError, match=r"some\.op: factor=(inf|nan)"):
             ops.scale(x, factor, name="some.op")
-    ids, shares = ops.route(x, num_chosen=1, renormalised=True, names=("op.ids", "op.weights"))
+    ids, shares = ops.route(x, Routing(1, renormalised=True), names=("op.ids", "op.weights"))
     wide, high = (tuple(load(ops, each) for each in np.ones((2, *shape), np.float32)) for shape in ((5, 3), (3, 4)))
     with pytest.raises(ExecutorError, match=r"some\.op"):
         ops.experts(x, ids, shares, wide, wide, high, leaves=(1, 2), name="some.op")
     for chosen in (0, 4):
         with pytest.raises(ExecutorError, match=rf"op\.ids: {chosen} chosen of 3 experts"):
-            ops.route(x, num_chosen=chosen, renormalised=True, names=("op.ids", "op.weights"))
+            ops.route(x, Routing(chosen, renormalised=True), names=("op.ids", "op.weights"))
+    for groups, fault in (
+        (Groups(2, 1), "3 experts in 2 groups"),
+        (Groups(3, 4), "4 chosen of 3 groups"),
+        (Groups(3, 1), "2 chosen of 1 experts"),
+    ):
+        with pytest.raises(ExecutorError, match=rf"op\.ids: {fault}"):
+            ops.route(x, Routing(2, renormalised=True, groups=groups), names=("op.ids", "op.weights"))
+    with pytest.raises(ExecutorError, match=r"op\.ids: other biases or scales than one for 3 experts"):
+        ops.route(x, Routing(1, False, bias=load(ops, np.ones(4, np.float32))), names=("op.ids", "op.weights"))
     for gates in (0, 2, 4, 6):
         with pytest.raises(ExecutorError, match=r"some\.op: a gate .* for"):
             ops.sigmoid_mul(x, np.ones((2, gates), ops.dtype), name="some.op")

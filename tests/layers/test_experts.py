@@ -18,7 +18,7 @@ from karat.layers.place import Place
 from karat.layers.shards import Wholes
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
 from karat.ops import native
-from karat.ops.api import Tensor
+from karat.ops.api import Routing, Tensor
 from karat.ops.executor import Executor, StepLimits
 from karat.ops.fma import fma
 from karat.ops.integer_reference import IntegerOps
@@ -79,8 +79,8 @@ class Drawn:
         return self.at(Place(take, "mlp", Wholes(), group), renormalised=renormalised)
 
     def at(self, place: Place, *, renormalised: bool = True) -> ExpertMixture:
-        sizes = {"num_experts": self.experts, "num_chosen": self.chosen}
-        return ExpertMixture(place, self.hidden, self.inner, renormalised=renormalised, **sizes)
+        routing = Routing(self.chosen, renormalised=renormalised)
+        return ExpertMixture(place, self.hidden, self.inner, num_experts=self.experts, routing=routing)
 
     def x(self, rows: int, dtype: str = "float32") -> Array:
         return np.random.default_rng(self.seed).standard_normal((rows, self.hidden)).astype(dtype)
@@ -195,7 +195,7 @@ def test_a_row_has_the_bits_of_its_experts_alone(dtype: str, threads: int) -> No
     ops = native.NativeOps(threads=threads)
     experts, x = drawn.on(ops), drawn.x(23)
     got = run(experts, ops, x)
-    ids, weights = ops.route(experts.router(ops, x), num_chosen=3, renormalised=True, names=("op.ids", "op.weights"))
+    ids, weights = ops.route(experts.router(ops, x), Routing(3, renormalised=True), names=("op.ids", "op.weights"))
     ends = leaf_ends(9, 1)
     for row in range(len(x)):
         leaves = [np.zeros(drawn.hidden, np.float32) for _ in ends]

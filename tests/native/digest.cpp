@@ -128,12 +128,20 @@ void elementwise(const Kernels& kernels) {
         print("sigmoid by " + std::to_string(columns), out.data(), n);
     }
     for (const bool renormalised : {false, true}) {
-        const std::size_t experts = 67, chosen = 9, rows = x.size() / experts;
+        const std::size_t experts = 64, chosen = 9, rows = x.size() / experts;
         std::vector<std::int32_t> ids(rows * chosen);
-        std::vector<float> weights(rows * chosen), scratch(experts);
-        kernels.route(x.data(), rows, experts, chosen, renormalised, ids.data(), weights.data(), scratch.data());
-        for (std::size_t i = 0; i < ids.size(); ++i) weights[i] += static_cast<float>(ids[i]);
-        print("route", weights.data(), weights.size());
+        std::vector<float> weights(rows * chosen), scratch(3 * experts), biases = numbers(experts, 9);
+        for (const bool by_sigmoid : {false, true}) {
+            Routing how{.chosen = chosen, .by_sigmoid = by_sigmoid, .renormalised = renormalised, .scale = 1.5f};
+            for (const std::size_t groups : {0, 1, 8}) {
+                how.groups = groups > 1 ? groups : 1;
+                how.chosen_groups = groups > 1 ? 3 : 1;
+                how.bias = how.scales = groups > 0 ? biases.data() : nullptr;
+                kernels.route(x.data(), rows, experts, how, ids.data(), weights.data(), scratch.data());
+                for (std::size_t i = 0; i < ids.size(); ++i) weights[i] += static_cast<float>(ids[i]);
+                print("route", weights.data(), weights.size());
+            }
+        }
     }
     kernels.scale(x.data(), -0.3f, out.data(), x.size());
     print("scale", out.data(), out.size());

@@ -19,7 +19,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import Activations, RopeConfig
 from karat.errors import CapacityError, ExecutorError, NumericsError
 from karat.ops import device
-from karat.ops.api import Clamp, HeadGroups
+from karat.ops.api import Clamp, HeadGroups, Routing
 from karat.ops.device import EmulatedOps, missing
 from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
@@ -281,7 +281,7 @@ def test_routes(renormalised: bool) -> None:
         chosen = int(rng.integers(1, experts + 1))
         with np.errstate(all="ignore"):
             (want, want_weights), (got, got_weights) = (
-                ops.route(logits, num_chosen=chosen, renormalised=renormalised, names=("ids", "weights"))
+                ops.route(logits, Routing(chosen, renormalised=renormalised), names=("ids", "weights"))
                 for ops in both()
             )
         np.testing.assert_array_equal(values_of(got), want)

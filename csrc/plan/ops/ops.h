@@ -43,7 +43,10 @@ void kv_write(Plan& plan, Register k, Register v, CacheRef cache);
 Register attention(Plan& plan, Register q, CacheRef cache, float scale, std::size_t window, std::size_t group_heads,
                    std::size_t first_head, VectorRef sinks);
 // The `chosen` experts of each row of logits: their ids, which are integers, and their weights.
-std::pair<Register, Register> route(Plan& plan, Register logits, std::size_t chosen, bool renormalised);
+// `bias` and `scales` may be null. Without groups both numbers of them are 1.
+std::pair<Register, Register> route(Plan& plan, Register logits, std::size_t chosen, bool by_sigmoid, bool renormalised,
+                                    std::size_t groups, std::size_t chosen_groups, double outside, double plus,
+                                    double least, double scale, VectorRef bias, VectorRef scales);
 // Experts of a mixture: matrices of each, and biases of each or none.
 struct ExpertMatrices { std::vector<MatrixRef> gates, ups, downs; };
 struct ExpertBiases { std::vector<VectorRef> gates, ups, downs; };
@@ -69,7 +72,6 @@ void each_named(Bind bind) {
     bind("scale", scale, "x", "factor");
     bind("rope", rope, "x", "table");
     bind("kv_write", kv_write, "k", "v", "cache");
-    bind("route", route, "logits", "num_chosen", "renormalised");
     bind("select_rows", select_rows, "x");
 }
 

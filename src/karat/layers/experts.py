@@ -6,15 +6,15 @@ from karat.layers.mixer import Mixer, RopeTables
 from karat.layers.mlp import GatedMLP
 from karat.layers.place import Place
 from karat.layers.shards import own_leaves, part, tree_ends
-from karat.ops.api import Cache, Clamp, Ops, Step, Tensor
+from karat.ops.api import Cache, Clamp, Ops, Routing, Step, Tensor
 
 
 class ExpertMixture(Mixer):
-    """A weighted sum of `num_chosen` of `num_experts` SwiGLU MLPs of `inner_size`; x and it are [tokens, hidden].
+    """A weighted sum of those of `num_experts` SwiGLU MLPs that `routing` chooses; x and it are [tokens, hidden].
 
-    With `renormalised` the weights of the chosen ones are made to sum to 1. With `bias` the router and the experts'
-    matrices have biases. `clamp` is of the experts' activation. A rank holds a range of the experts; every rank
-    computes the router, which is called `router`. The sum has the name `result`, or else the mixture's.
+    Their inner size is `inner_size`. With `bias` the router and the experts' matrices have biases. `clamp` is of the
+    experts' activation. A rank holds a range of the experts; every rank computes the router, which is called `router`.
+    The sum has the name `result`, or else the mixture's.
     """
 
     def __init__(
@@ -24,8 +24,7 @@ class ExpertMixture(Mixer):
         inner_size: int,
         *,
         num_experts: int,
-        num_chosen: int,
-        renormalised: bool,
+        routing: Routing,
         bias: bool = False,
         clamp: Clamp | None = None,
         router: str = "gate",
@@ -34,7 +33,7 @@ class ExpertMixture(Mixer):
         self.name = place.name
         self._result = result or place.name
         self.router = ColumnParallelLinear(place / router, num_experts, hidden_size, bias=bias, pieces=None)
-        self._num_chosen, self._renormalised, self._clamp = num_chosen, renormalised, clamp
+        self._routing, self._clamp = routing, clamp
         group = place.group
         self._group = group if group.size > 1 else None
         self._leaves = own_leaves(num_experts, 1, group)
@@ -58,7 +57,7 @@ class ExpertMixture(Mixer):
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         logits = self.router(ops, x)
         names = f"{self.name}.chosen_ids", f"{self.name}.chosen_weights"
-        ids, weights = ops.route(logits, num_chosen=self._num_chosen, renormalised=self._renormalised, names=names)
+        ids, weights = ops.route(logits, self._routing, names=names)
         return ops.experts(
             x,
             ids,

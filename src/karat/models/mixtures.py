@@ -9,6 +9,7 @@ from karat.errors import ConfigError
 from karat.layers.experts import ExpertMixture
 from karat.layers.place import Place
 from karat.models.reader import ConfigReader
+from karat.ops.api import Routing
 from karat.request import shown
 
 # GGUF's key -> config.json's, for GgufForm.counts.
@@ -43,8 +44,7 @@ def mixture(place: Place, config: MixtureConfig, **own: Any) -> ExpertMixture:
         config.hidden_size,
         config.moe_intermediate_size,
         num_experts=config.num_experts,
-        num_chosen=config.num_experts_per_tok,
-        renormalised=config.norm_topk_prob,
+        routing=Routing(config.num_experts_per_tok, renormalised=config.norm_topk_prob),
         **own,
     )
 

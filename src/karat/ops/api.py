@@ -14,8 +14,8 @@ the contract raise ExecutorError.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from math import isfinite, prod
-from typing import Annotated, Any, ClassVar, Generic, ParamSpec, TypeVar
+from math import inf, isfinite, prod
+from typing import Annotated, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -314,23 +314,73 @@ class PagedAttention(Observed):
     sinks: Loaded | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Route(Several):
-    """The `num_chosen` experts of each row of logits [rows, experts]: ids (int32) and weights, each [rows, num_chosen].
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Of `count` groups of equally many experts `num_chosen` take part; the others' experts are ranked `outside`."""
 
-    The experts with the largest logits, the largest first; of equal ones the smaller id comes first. Weights are the
-    softmax of the chosen logits (`renormalised`), or those of the softmax of all logits.
+    count: int
+    num_chosen: int
+    outside: float = -inf
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts a router chooses, and what they weigh.
+
+    The score of an expert is the softmax of its logit among all, or its sigmoid. Experts are ranked by score + `bias`
+    [experts], and of `groups` those take part whose two first experts have the largest sums; with neither, logits are
+    ranked, which rounding makes no equals of. The first `num_chosen` are chosen, the largest first; of equal ones,
+    groups too, the smaller number comes first, and NaN last.
+
+    A weight is the score, without the bias; if `renormalised` it is divided by max(sum of the chosen scores + `plus`,
+    `least`). It is multiplied by `scale`, and by that of `scales` [experts]. Numbers are rounded to dtype.
     """
 
-    logits: Tensor
-    _: KW_ONLY
     num_chosen: int
     renormalised: bool
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    bias: Loaded | None = None
+    groups: Groups | None = None
+    plus: float = 0.0
+    least: float = 0.0
+    scale: float = 1.0
+    scales: Loaded | None = None
+
+    @property
+    def by_logit(self) -> bool:
+        """Whether logits are ranked, not scores."""
+        return self.bias is None and self.groups is None
+
+    @property
+    def over_chosen(self) -> bool:
+        """Whether weights are the softmax of the chosen logits, whatever the others are."""
+        return self.score == "softmax" and self.by_logit and self.renormalised and not (self.plus or self.least)
+
+    def fault(self, experts: int) -> str | None:
+        """What does not fit a router of so many experts."""
+        groups = self.groups or Groups(1, 1)
+        if groups.count < 1 or experts % groups.count:
+            return f"{experts} experts in {groups.count} groups"
+        if not 1 <= groups.num_chosen <= groups.count:
+            return f"{groups.num_chosen} chosen of {groups.count} groups"
+        among = experts // groups.count * groups.num_chosen
+        if not 1 <= self.num_chosen <= among:
+            return f"{self.num_chosen} chosen of {among} experts"
+        if any(values is not None and len(values) != experts for values in (self.bias, self.scales)):
+            return f"other biases or scales than one for {experts} experts"
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route(Several):
+    """The chosen experts of each row of logits [rows, experts]: ids (int32) and weights, each [rows, num_chosen]."""
+
+    logits: Tensor
+    routing: Routing
 
     def fault(self, row: Row) -> str | None:
         (experts,) = row(self.logits)
-        fits = 1 <= self.num_chosen <= experts
-        return None if fits else f"{self.num_chosen} chosen of {experts} experts"
+        return self.routing.fault(experts)
 
 
 @dataclass(frozen=True, slots=True)

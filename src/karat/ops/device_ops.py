@@ -160,7 +160,10 @@ def _paged_attention(
 
 
 def _route(on: DeviceKernels, op: api.Route) -> tuple[Any, Any]:
-    ids, weights = on.device.route(on.floats(op.logits), op.num_chosen, op.renormalised)
+    routing = op.routing
+    plain = api.Routing(routing.num_chosen, routing.renormalised)
+    require(routing == plain, op.names[0], "a GPU has no kernels for this routing yet, only for softmax over logits")
+    ids, weights = on.device.route(on.floats(op.logits), routing.num_chosen, routing.renormalised)
     return ids, weights
 
 

@@ -203,8 +203,22 @@ def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
 
 
 def _route(recorder: PlanRecorder, op: api.Route) -> tuple[Handle, Handle]:
-    ids, weights = recorder.plan.route(op.logits.register, op.num_chosen, op.renormalised)
-    return Handle(ids, (op.num_chosen,)), Handle(weights, (op.num_chosen,))
+    routing, groups = op.routing, op.routing.groups or api.Groups(1, 1)
+    ids, weights = recorder.plan.route(
+        op.logits.register,
+        routing.num_chosen,
+        routing.score == "sigmoid",
+        routing.renormalised,
+        groups.count,
+        groups.num_chosen,
+        groups.outside,
+        routing.plus,
+        routing.least,
+        routing.scale,
+        routing.bias,
+        routing.scales,
+    )
+    return Handle(ids, (routing.num_chosen,)), Handle(weights, (routing.num_chosen,))
 
 
 def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:

@@ -223,12 +223,40 @@ def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
 
 
 def _route(ops: ReferenceOps, op: api.Route) -> tuple[NDArray[np.int32], Array]:
-    logits = op.logits
-    ids = np.argsort(-logits, axis=-1, kind="stable")[:, : op.num_chosen]
-    chosen = np.take_along_axis(logits, ids, axis=-1)
-    powers, of = np.exp(chosen - chosen[:, :1]), chosen if op.renormalised else logits
-    weights: Array = powers / np.exp(of - chosen[:, :1]).sum(axis=-1, keepdims=True)
-    return ids.astype(np.int32), weights
+    logits, routing = op.logits, op.routing
+    if routing.score == "sigmoid":
+        scores = 1 / (1 + np.exp(-logits))
+    else:
+        scores = np.exp(logits - np.fmax.reduce(logits, axis=-1, keepdims=True))
+        if not routing.over_chosen:
+            scores /= scores.sum(axis=-1, keepdims=True)
+    if routing.by_logit:
+        ranked = logits
+    else:
+        ranked = scores if routing.bias is None else scores + routing.bias
+        if routing.groups is not None:
+            ranked = _of_groups(ranked, routing.groups)
+    ids = _first(ranked, routing.num_chosen)
+    weights: Array = np.take_along_axis(scores, ids, axis=-1)
+    number = ops.numbers.type
+    if routing.renormalised:
+        total = weights.sum(axis=-1, keepdims=True) + number(routing.plus)
+        weights = weights / np.maximum(total, number(routing.least))
+    weights = weights * number(routing.scale)
+    return ids.astype(np.int32), weights if routing.scales is None else weights * routing.scales[ids]
+
+
+def _first(ranked: Array, count: int) -> NDArray[np.int64]:
+    """The numbers of the largest [rows, count]: of equal ones the smaller number first, NaN last."""
+    return np.argsort(-ranked, axis=-1, kind="stable")[:, :count]
+
+
+def _of_groups(ranked: Array, groups: api.Groups) -> Array:
+    by_group = ranked.reshape(len(ranked), groups.count, -1)
+    two = -np.sort(-by_group, axis=-1)[..., :2]
+    taking_part = np.zeros(by_group.shape[:2], bool)
+    np.put_along_axis(taking_part, _first(two.sum(axis=-1), groups.num_chosen), True, axis=-1)
+    return np.where(taking_part[..., None], by_group, ranked.dtype.type(groups.outside)).reshape(ranked.shape)
 
 
 def _experts(ops: ReferenceOps, op: api.Experts) -> Array:

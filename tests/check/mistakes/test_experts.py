@@ -84,7 +84,7 @@ def sorted_ids(routed: Any) -> Any:
 
 WRONG: dict[str, tuple[Executor, str, str]] = {
     "softmax before top-k, and no sum": (
-        Other(lambda op: replace(op, renormalised=False) if isinstance(op, Route) else op),
+        Other(lambda op: replace(op, routing=replace(op.routing, renormalised=False)) if isinstance(op, Route) else op),
         "expert-weights",
         "do not add up to 1",
     ),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from karat.check.model.context import Context
 from karat.check.model.evaluate import evaluate
 from karat.check.model.graph import Node
+from karat.ops.api import Routing
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
 
@@ -33,10 +34,11 @@ def test_experts_are_the_reference_executors(experts: int, chosen: int, renormal
     )
     context = Context(weights, tokens=SimpleNamespace(), logit_rows=np.arange(0))  # type: ignore[arg-type]
 
-    want_ids, want_weights = ops.route(logits, num_chosen=chosen, renormalised=renormalised, names=("ids", "weights"))
-    ids = evaluate(Node("ids", "chosen_ids", ("logits",), {"num_chosen": chosen}), [logits], context, F64)
+    routing = Routing(chosen, renormalised=renormalised)
+    want_ids, want_weights = ops.route(logits, routing, names=("ids", "weights"))
+    ids = evaluate(Node("ids", "chosen_ids", ("logits",), {"routing": routing}), [logits], context, F64)
     np.testing.assert_array_equal(ids, want_ids)
-    params: dict[str, Any] = {"renormalised": renormalised}
+    params: dict[str, Any] = {"routing": routing}
     by = evaluate(Node("weights", "chosen_weights", ("logits", "ids"), params), [logits, ids], context, F64)
     np.testing.assert_allclose(by, want_weights, rtol=1e-12)
     node = Node("mlp", "experts", ("x", "ids", "weights"), {**names, "clamp": None, **dict.fromkeys(BIASES)})

@@ -16,7 +16,7 @@ from karat.check.model import ops
 from karat.check.model.context import Array, Matrix
 from karat.check.model.evaluate import Op
 from karat.check.model.ops import ChosenIds, ChosenWeights, Expert, Inner, Paired
-from karat.ops.api import Clamp
+from karat.ops.api import Clamp, Routing
 
 Variants = Iterator[tuple[str, str, dict[str, Params]]]
 
@@ -139,9 +139,10 @@ def routing(scope: Scope, layer: Layer) -> Variants:
             yield "expert-choice", f"{which}, with its own weight", {ids: {"shift": number}}
         yield "expert-choice", "the smallest logits", {ids: {"smallest": True}}
         yield "expert-weights", "the largest first, whatever the order of ids", {role: {"descending": True}}
-        is_one = layer.node(role).params["renormalised"]
+        right: Routing = layer.node(role).params["routing"]
+        is_one = right.renormalised
         how = "they do not add up to 1 (softmax over all experts)" if is_one else "they add up to 1"
-        yield "expert-weights", how, {role: {"renormalised": not is_one}}
+        yield "expert-weights", how, {role: {"routing": replace(right, renormalised=not is_one)}}
         yield "expert-weights", "sigmoid instead of softmax", {role: {"sigmoid": False}}
         yield "expert-weights", "sigmoid instead of softmax, then made to add up to 1", {role: {"sigmoid": True}}
     for role in layer.roles_of("experts"):

@@ -6,6 +6,7 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -18,6 +19,7 @@ from karat.check.model.context import Array, Context, DType, Matrix, StoredMatri
 from karat.check.model.graph import Kind, Node
 from karat.check.model.tokens import Tokens
 from karat.config import RopeConfig
+from karat.ops.api import Routing
 from karat.ops.rope_table import cos_sin
 
 Arguments = TypeVar("Arguments")
@@ -121,12 +123,22 @@ def _scale(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, 
 
 
 def _chosen_ids(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
-    return replace(ops.chosen_ids)(ops.ChosenIds(inputs[0], node.params["num_chosen"])).astype(dtype)
+    return replace(ops.chosen_ids)(ops.ChosenIds(inputs[0], _routing(node, context, dtype))).astype(dtype)
 
 
 def _chosen_weights(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:
     logits, ids = inputs
-    return replace(ops.chosen_weights)(ops.ChosenWeights(logits, ids.astype(np.int64), node.params["renormalised"]))
+    routing = _routing(node, context, dtype)
+    return replace(ops.chosen_weights)(ops.ChosenWeights(logits, ids.astype(np.int64), routing))
+
+
+def _routing(node: Node, context: Context, dtype: DType) -> Routing:
+    """How experts are chosen, with arrays in place of the names of biases and scales."""
+    routing: Routing = node.params["routing"]
+    bias, scales = (
+        None if name is None else context.weights.array(name, dtype) for name in (routing.bias, routing.scales)
+    )
+    return dataclasses.replace(routing, bias=bias, scales=scales)
 
 
 def _experts(node: Node, inputs: Sequence[Array], context: Context, dtype: DType, replace: Replace) -> Array:

@@ -45,8 +45,8 @@ PARAMETERS: Mapping[Kind, frozenset[str]] = {
     "sigmoid_mul": frozenset(),
     "add": frozenset(),
     "scale": frozenset({"factor"}),
-    "chosen_ids": frozenset({"num_chosen"}),
-    "chosen_weights": frozenset({"renormalised"}),
+    "chosen_ids": frozenset({"routing"}),
+    "chosen_weights": frozenset({"routing"}),
     "experts": frozenset({"gates", "ups", "downs", "gate_biases", "up_biases", "down_biases", "clamp"}),
     "select": frozenset(),
 }
@@ -165,8 +165,8 @@ class _GraphOps(Ops):
 
     def routed(self, op: api.Route) -> tuple[str, str]:
         ids, weights = op.names
-        self.node(ids, "chosen_ids", op.logits, num_chosen=op.num_chosen)
-        return ids, self.node(weights, "chosen_weights", op.logits, ids, renormalised=op.renormalised)
+        self.node(ids, "chosen_ids", op.logits, routing=op.routing)
+        return ids, self.node(weights, "chosen_weights", op.logits, ids, routing=op.routing)
 
     def mixture(self, op: api.Experts) -> str:
         names = ("gate_biases", "up_biases", "down_biases")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from karat.check.model.context import Array, Context, DType, Matrix, Weights
 from karat.check.model.tokens import NOBODY, Tokens
 from karat.config import RopeConfig
-from karat.ops.api import Clamp
+from karat.ops.api import Clamp, Routing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,15 +292,38 @@ def scale(a: Scale) -> Array:
     return a.x * a.factor
 
 
+def routing_scores(logits: Array, routing: Routing) -> Array:
+    """The score [rows, experts] of each expert, before any bias."""
+    if routing.score == "sigmoid":
+        return sigmoid(logits)
+    powers = powers_of(logits, axis=-1)
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ChosenIds:
     logits: Array
-    num_chosen: int
+    routing: Routing
+
+
+def ranked(a: ChosenIds) -> Array:
+    """What experts are chosen by [rows, experts]."""
+    if a.routing.by_logit:
+        return a.logits
+    scores = routing_scores(a.logits, a.routing)
+    if a.routing.bias is not None:
+        scores = scores + a.routing.bias
+    if (groups := a.routing.groups) is None:
+        return scores
+    by_group = scores.reshape(len(scores), groups.count, -1)
+    sums = np.sort(by_group, axis=-1)[..., -2:].sum(axis=-1)
+    ranks = np.argsort(np.argsort(-sums, axis=-1, kind="stable"), axis=-1)
+    return np.where(ranks[..., None] < groups.num_chosen, by_group, groups.outside).reshape(scores.shape)
 
 
 def chosen_ids(a: ChosenIds) -> NDArray[np.int64]:
-    """[rows, num_chosen]: the largest logits' experts, of equal ones the smaller id first."""
-    return np.argsort(-a.logits, axis=-1, kind="stable")[:, : a.num_chosen]
+    """[rows, num_chosen]: the largest first, of equal ones the smaller id first."""
+    return np.argsort(-ranked(a), axis=-1, kind="stable")[:, : a.routing.num_chosen]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -309,13 +332,20 @@ class ChosenWeights:
 
     logits: Array
     ids: NDArray[np.int64]
-    renormalised: bool
+    routing: Routing
 
 
 def chosen_weights(a: ChosenWeights) -> Array:
-    chosen = np.take_along_axis(a.logits, a.ids, axis=-1)
-    of, top = chosen if a.renormalised else a.logits, a.logits.max(axis=-1, keepdims=True)
-    return np.exp(chosen - top) / np.exp(of - top).sum(axis=-1, keepdims=True)
+    routing = a.routing
+    if routing.over_chosen:
+        chosen, top = np.take_along_axis(a.logits, a.ids, axis=-1), a.logits.max(axis=-1, keepdims=True)
+        weights = np.exp(chosen - top)
+    else:
+        weights = np.take_along_axis(routing_scores(a.logits, routing), a.ids, axis=-1)
+    if routing.renormalised:
+        weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True) + routing.plus, routing.least)
+    weights = weights * weights.dtype.type(routing.scale)
+    return weights if routing.scales is None else weights * routing.scales[a.ids]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

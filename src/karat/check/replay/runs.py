@@ -85,7 +85,7 @@ class Runs:
                 of_heads = ".self_attn." in node.name
                 return self.features(self.graph.nodes[node.inputs[0]]) if of_heads else (config.hidden_size,)
             case "chosen_ids":
-                return (node.params["num_chosen"],)
+                return (node.params["routing"].num_chosen,)
             case "chosen_weights":
                 return self.features(self.graph.nodes[node.inputs[1]])
             case "embedding" | "add" | "scores" | "softmax":  # of the last two nobody asks
