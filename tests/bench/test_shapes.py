@@ -3,20 +3,27 @@
 import tracemalloc
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from karat.bench import shapes
 from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, random_model, shape_config, write_shape, written
+from karat.convert import convert
+from karat.convert.mix import MIXES
 from karat.engine.llm import LLM
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
+from karat.models.opening import open_gguf
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from karat.request import SamplingParams
 from karat.text.placeholder import placeholder_tokens
 
+WINDOWS = ["sliding_attention", "full_attention"]
+WINDOWS = ["sliding_attention", "full_attention"]
+MIXED = ("q4_k_m", "mxfp4_moe")
 RELEASED = {"qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "llama-3.2-1b": 1_235_814_400}  # parameters
 
 
@@ -34,6 +41,28 @@ def test_a_shape_has_the_parameters_of_the_released_model(name: str) -> None:
     ours = {spec.source: spec.shape for spec in weight_specs(read_config(raw))}
     assert ours == theirs
     assert sum(map(prod, ours.values())) == model.num_parameters() == RELEASED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "parameters"),
+    [
+        ("qwen3-30b-a3b-cut", {"num_hidden_layers": 48, "vocab_size": 151936}, 30_532_122_624),
+        (
+            "gpt-oss-20b-cut",
+            {
+                "num_hidden_layers": 24,
+                "vocab_size": 201088,
+                "layer_types": WINDOWS * 12,
+            },
+            20_914_757_184,
+        ),
+    ],
+)
+def test_with_all_layers_and_tokens_it_has_those_of_the_released_model(
+    name: str, whole: dict[str, Any], parameters: int
+) -> None:
+    specs = weight_specs(read_config(shape_config(name) | whole))
+    assert sum(prod(spec.shape) for spec in specs) == parameters
 
 
 def test_there_is_one_whose_hidden_size_is_a_multiple_of_256() -> None:
@@ -58,11 +87,11 @@ def test_the_values_are_those_of_a_fresh_model(stored: str) -> None:
         values = weight.to_array(np.dtype(np.float32))
         assert values.shape == weight.shape and np.isfinite(values).all() and not weight.data.flags.writeable
         if len(weight.shape) == 2:
-            assert weight.dtype == stored.upper()
+            assert weight.dtype == stored.upper() or (stored in MIXED and weight.dtype in FORMATS)
             assert values.std() == pytest.approx(DEVIATION, rel=0.1)
             assert abs(values.mean()) < DEVIATION / 4  # the codes of Q4_0 are from -8 to 7
         else:
-            assert weight.dtype == (stored.upper() if stored.upper() not in FORMATS else "F32")
+            assert weight.dtype == (stored.upper() if stored in ("f32", "f16", "bf16") else "F32")
             assert values.mean() == pytest.approx(1.0 if "norm" in weight.name else 0.0, abs=0.02)
 
 
@@ -107,6 +136,26 @@ def test_unknown_names_are_refused_with_the_choices() -> None:
         random_model("gpt")
     with pytest.raises(UsageError, match=r"weights 'int3': expected one of f32, f16"):
         random_model("tiny", stored="int3")
+
+
+@pytest.mark.parametrize(("name", "stored"), [("qwen3-30b-a3b-cut", "q4_k_m"), ("gpt-oss-20b-cut", "mxfp4_moe")])
+def test_a_file_with_experts_is_the_same_model(
+    name: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer and smaller layers: the types that `karat convert` chooses, and the same logits."""
+    small: dict[str, Any] = {"vocab_size": 300, "hidden_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
+    small |= {"layer_types": WINDOWS} if "gpt" in name else {"moe_intermediate_size": 256}
+    monkeypatch.setitem(shapes._CONFIGS, name, shape_config(name) | small)
+    made, path = random_model(name, stored=stored), tmp_path / "model.gguf"
+    write_shape(path, name, stored)
+    again = convert(open_gguf(path), tmp_path / "again.gguf", MIXES[stored.upper()])  # refuses to quantise again
+    assert {report.dtype for report in again.tensors} == {weight.dtype for weight in made.checkpoint.weights.values()}
+    prompt = [5, 6, 7, 8, 200]
+    with LLM(made.checkpoint, tokenizer=made.tokenizer, max_model_len=64) as llm:
+        want = llm.logits(prompt)
+    with LLM(path, max_model_len=64) as llm:
+        np.testing.assert_array_equal(llm.logits(prompt), want)
 
 
 @pytest.mark.parametrize("stored", ["bf16", "q8_0"])

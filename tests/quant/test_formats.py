@@ -108,7 +108,7 @@ class TestQuantize:
         zeros[1] = -zeros[1]
         tiny = np.full((2, format_.block_size), 1e-44, np.float32)
         tiny[1, ::2] = -3e-39
-        for values in (zeros, tiny):
+        for values in (zeros,) if name == "MXFP4" else (zeros, tiny):  # its scales have float32's exponents
             assert not format_.dequantize(format_.quantize(values)).any()
 
     @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
@@ -123,6 +123,9 @@ class TestQuantize:
         format_ = FORMATS[name]
         values = np.ones((5, format_.block_size), np.float32)
         values[2, 3] = 3e38
+        if name == "MXFP4":
+            assert format_.dequantize(format_.quantize(values))[2, 3] == 12 * 2.0**124  # the nearest that there is
+            return
         with pytest.raises(NumericsError, match=f"block is too large for the scales of {name}"):
             format_.quantize(values)
 

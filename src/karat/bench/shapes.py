@@ -5,9 +5,9 @@ places. So only the bytes of the largest tensor are in memory beside the executo
 checkpoint. Block formats are drawn as blocks, so nothing is quantised.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from karat.bench.peers.gguf_file import write_peer_file
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
-from karat.convert.conversion import rope_factors, stored_tensor
+from karat.config import ModelConfig
+from karat.convert.conversion import own_tensors, rope_factors
 from karat.convert.metadata import model_pairs, rope_of
+from karat.convert.mix import MIXES, type_of
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.opening import open_gguf
@@ -31,10 +33,12 @@ from karat.text import Tokenizer
 from karat.text.placeholder import placeholder_tokenizer
 
 DEVIATION = 0.02
-STORED_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+_MIXES = ("Q4_K_M", "MXFP4_MOE")
+STORED_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", *(name.lower() for name in _MIXES))
 
 _SLACK_BYTES = 8 << 20  # of the pool, beyond the largest tensor, for different places
 _CHUNK = 1 << 20  # numbers drawn at a time
+_QUANTISED = 1 << 18  # numbers that are quantised for the blocks of a mix
 
 _QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -94,6 +98,59 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
             "original_max_position_embeddings": 8192,
         },
     },
+    "qwen3-30b-a3b-cut": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 16384,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "hidden_act": "silu",
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "torch_dtype": "bfloat16",
+    },
+    "gpt-oss-20b-cut": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "vocab_size": 16384,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "sliding_window": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "attention_bias": True,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    },
     "tiny": {
         **_QWEN2,
         "vocab_size": 512,
@@ -128,8 +185,8 @@ def shape_config(name: str) -> dict[str, Any]:
 def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomModel:
     """The shape `name` with weights stored as `stored`, one of STORED_TYPES; the same bits for the same seed.
 
-    If `stored` is a block format, vectors (norms and biases) and matrices whose rows are no whole number of blocks are
-    float32.
+    Vectors (norms and biases) and matrices whose rows are no whole number of blocks are float32, if `stored` is a block
+    format. A mix gives each matrix the type that `karat convert` gives it.
     """
     raw = shape_config(name)
     if stored not in STORED_TYPES:
@@ -137,7 +194,7 @@ def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomMod
     path = Path(f"random {name}, {stored}, seed {seed}")
     config = read_config(raw)
     shapes = {spec.source: spec.shape for spec in weight_specs(config)}
-    types = {source: _stored_type(shape, stored.upper()) for source, shape in shapes.items()}
+    types = {source: _stored_type(config, source, shape, stored.upper()) for source, shape in shapes.items()}
     sizes = {source: _num_bytes(types[source], shape) for source, shape in shapes.items()}
     rng = np.random.default_rng(seed)
     pools = {
@@ -157,11 +214,8 @@ def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomMod
 
 def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCheckpoint:
     """The weights of a checkpoint as a GGUF file without a tokenizer, opened: for ranks, which read files."""
-    config = read_config(checkpoint.config)
-    tensors = [
-        stored_tensor(config, name, weight.dtype, weight.shape, partial(checkpoint.weights.__getitem__, name))
-        for name, weight in checkpoint.weights.items()
-    ]
+    config, weights = read_config(checkpoint.config), checkpoint.weights
+    tensors = own_tensors(config, weights, lambda weight: weight.dtype, weights.__getitem__)
     if rope_of(config).rope_type == "llama3":
         tensors.append(rope_factors(config))
     write_gguf(path, [*model_pairs(config, path.stem), ("general.file_type", scalar("UINT32", 0))], tensors)
@@ -181,7 +235,10 @@ def write_shape(path: Path, shape: str, stored: str) -> None:
     )
 
 
-def _stored_type(shape: tuple[int, ...], wanted: str) -> str:
+def _stored_type(config: ModelConfig, source: str, shape: tuple[int, ...], wanted: str) -> str:
+    if wanted in _MIXES:
+        layer = re.match(r"model\.layers\.(\d+)\.", source)
+        return type_of(MIXES[wanted], source, shape, int(layer[1]) if layer else None, config)
     format_ = FORMATS.get(wanted)
     return wanted if format_ is None or (len(shape) > 1 and shape[-1] % format_.block_size == 0) else "F32"
 
@@ -217,8 +274,14 @@ def _draw(rng: np.random.Generator, dtype: str, num_bytes: int, mean: float = 0.
 
 
 def _draw_blocks(rng: np.random.Generator, dtype: str, count: int) -> NDArray[np.uint8]:
-    """Blocks of a 16-bit scale and uniform codes, which are symmetric but for the lowest code of Q4_0."""
+    """Blocks of a 16-bit scale and uniform codes, which are symmetric but for the lowest code of Q4_0.
+
+    Of the formats of mixes, blocks in random order of as many quantised normal numbers as take a moment.
+    """
     format_ = FORMATS[dtype]
+    if dtype not in ("Q8_0", "Q4_0"):
+        values = DEVIATION * rng.standard_normal((_QUANTISED // format_.block_size, format_.block_size), np.float32)
+        return format_.quantize(values.astype(np.float32))[rng.integers(len(values), size=count)]
     blocks = rng.integers(0, 256, (count, format_.block_bytes), np.uint8)
     if dtype == "Q8_0":
         blocks[:, 2:][blocks[:, 2:] == 0x80] = 0x81  # -128, which no quantiser writes

@@ -27,8 +27,8 @@ Examples
 """
 
 _TYPES = """
-F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, IQ4_NL, IQ4_XS, Q4_1, Q4_0, Q3_K_L, Q3_K_M,
-Q3_K_S or Q2_K.
+F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q5_K_S, Q5_1, Q5_0, Q4_K_M, Q4_K_S, IQ4_NL, IQ4_XS, MXFP4_MOE, Q4_1, Q4_0, Q3_K_L,
+Q3_K_M, Q3_K_S or Q2_K.
 """
 
 

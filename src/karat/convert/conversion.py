@@ -20,7 +20,7 @@ from karat.checkpoint.unused import remarks_on_unused
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
 from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
-from karat.convert.mix import TypeMix, type_of
+from karat.convert.mix import TypeMix, is_router, type_of
 from karat.convert.restating import require_said, restated, with_template
 from karat.convert.tokenizer import tokenizer_pairs
 from karat.errors import ConfigError, NumericsError, UsageError
@@ -146,23 +146,33 @@ def _chosen_type(mix: TypeMix, name: str, weight: Weight, config: ModelConfig, *
     return dtype, f"as {mix.name} has it"
 
 
-def stored_tensor(config: ModelConfig, name: str, dtype: str, shape: tuple[int, ...], weight: Load) -> NewTensor:
-    """A tensor with the weight's own values, vectors in float32. The weight is loaded when it is written."""
+def own_tensors(
+    config: ModelConfig, weights: Mapping[str, Weight], dtype_of: Callable[[Weight], str], load: Callable[[str], Weight]
+) -> list[NewTensor]:
+    """The tensors of a file with the weights' own values, vectors in float32; the matrices of all experts are one.
+
+    A weight is loaded when it is written, as `dtype_of` says.
+    """
     form = FAMILIES[config.model_type].gguf
-    stored_name = form.stored_name(name)
-    assert stored_name is not None
-    if form.is_single_row(name):
-        shape = shape[1:]
-    dtype = "F32" if len(shape) < 2 else dtype
-    return NewTensor(stored_name, dtype, shape, partial(_as_it_is, config, weight, is_vector=len(shape) < 2))
+    tensors = []
+    for stored_name, stacked in _by_stored_name(weights, form).items():
+        shape = stacked[0].shape if len(stacked) == 1 else (len(stacked), *stacked[0].shape)
+        if form.is_single_row(stacked[0].name):
+            shape = shape[1:]
+        is_float = len(shape) < 2 or is_router(stacked[0].name)
+        loads = [partial(load, weight.name) for weight in stacked]
+        dtype = "F32" if is_float else dtype_of(stacked[0])
+        tensors.append(NewTensor(stored_name, dtype, shape, partial(_as_they_are, config, loads, is_float=is_float)))
+    return tensors
 
 
-def _as_it_is(config: ModelConfig, load: Load, *, is_vector: bool) -> Iterator[NDArray[np.uint8]]:
-    weight = stored_order(load(), config)
-    if is_vector:
-        yield weight.to_array(np.dtype(np.float32)).astype("<f4", copy=False).reshape(-1).view(np.uint8)
-    else:
-        yield weight.data
+def _as_they_are(config: ModelConfig, loads: Sequence[Load], *, is_float: bool) -> Iterator[NDArray[np.uint8]]:
+    for load in loads:
+        weight = stored_order(load(), config)
+        if is_float:
+            yield weight.to_array(np.dtype(np.float32)).astype("<f4", copy=False).reshape(-1).view(np.uint8)
+        else:
+            yield weight.data
 
 
 def stored_order(weight: Weight, config: ModelConfig) -> Weight:

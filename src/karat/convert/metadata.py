@@ -80,7 +80,7 @@ def rope_of(config: ModelConfig) -> RopeConfig:
 
 def different_in_llama_cpp(config: ModelConfig) -> str | None:
     """A warning where llama.cpp loads the model but computes something else; None otherwise."""
-    if window := _window(config):
+    if (window := _window(config)) and not FAMILIES[config.model_type].gguf.llama_cpp_has_window:
         return f"llama.cpp computes without the model's window of {window} tokens: longer contexts differ there"
     return None
 

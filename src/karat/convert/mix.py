@@ -60,6 +60,7 @@ MIXES: Mapping[str, TypeMix] = {
         TypeMix("Q6_K", "Q6_K", 18),
         TypeMix("IQ4_NL", "IQ4_NL", 25),
         TypeMix("IQ4_XS", "IQ4_XS", 30),
+        TypeMix("MXFP4_MOE", "MXFP4", 38),
     )
 }
 
@@ -72,8 +73,7 @@ def type_of(
     `pure` gives every matrix the base type. Rows that are no whole number of blocks get a type of smaller blocks, or
     F16 where there is none.
     """
-    part = name.split(".")[-2]
-    if len(shape) < 2 or not name.endswith(".weight") or part in _ROUTERS:
+    if len(shape) < 2 or not name.endswith(".weight") or is_router(name):
         return "F32"
     wanted = mix.base if pure or mix.base in PLAIN_BYTES else _wanted(mix, name, shape, layer, config)
     if not _divides(shape, wanted):
@@ -82,6 +82,8 @@ def type_of(
 
 
 def _wanted(mix: TypeMix, name: str, shape: tuple[int, ...], layer: int | None, config: ModelConfig) -> str:
+    if mix.base == "MXFP4":
+        return "MXFP4" if ".experts." in name else "Q8_0"
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     if name == head:
         return "Q8_0" if mix.base == "Q8_0" or not _divides(shape, mix.base) else "Q6_K"
@@ -132,3 +134,8 @@ def _is_sensitive(layer: int, num_layers: int) -> bool:
     """Whether a layer is in the first or the last eighth, or every third between."""
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+
+
+def is_router(name: str) -> bool:
+    """Whether files have this matrix as float32 in all mixes."""
+    return name.split(".")[-2] in _ROUTERS

@@ -93,6 +93,7 @@ GGUF: GgufForm[GptOssConfig] = GgufForm(
     },
     bare=("self_attn.sinks",),
     has_window=True,
+    llama_cpp_has_window=True,
     yarn_truncates=False,
     unscaled={"rope_type": "default"},
     counts=mixtures.COUNTS | {"expert_feed_forward_length": "intermediate_size"},

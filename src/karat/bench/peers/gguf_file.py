@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from karat.bench.peers.api import PeerModel
-from karat.checkpoint import requantized_type
-from karat.checkpoint.gguf.writer import NewTensor, numbers, scalar, string, strings, write_gguf
-from karat.convert.conversion import rope_factors, stored_tensor
-from karat.convert.metadata import Pairs, model_pairs, rope_of
+from karat.checkpoint import Weight, requantized_type
+from karat.checkpoint.gguf.writer import numbers, scalar, string, strings, write_gguf
+from karat.convert.conversion import own_tensors, rope_factors
+from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
 from karat.convert.mix import MIXES
-from karat.errors import UsageError
+from karat.errors import ConfigError, UsageError
 from karat.quant import FORMATS
 from karat.text.placeholder import placeholder_tokens
 
@@ -24,19 +24,16 @@ def write_peer_file(path: Path, model: PeerModel) -> None:
     express.
     """
     config = model.config
-    rope = rope_of(config)
-    if rope.rope_type not in ("default", "llama3"):
-        raise UsageError(
-            f"a peer's GGUF file cannot be made of a model with {rope.rope_type} RoPE; expected default or llama3; "
-            "measure it without peer"
-        )
-    if any(shape.window is not None for shape in config.shapes):
-        raise UsageError("a peer's GGUF file cannot be made of a model with a sliding window; measure it without peer")
-    tensors = [_tensor(model, name) for name in model.weights]
-    embedding = tensors[[*model.weights].index("model.embed_tokens.weight")]
-    if rope.rope_type == "llama3":
+    try:
+        pairs = [*model_pairs(config, "karat bench"), *_vocabulary(config.vocab_size)]
+    except ConfigError as fault:
+        raise UsageError(f"a peer's GGUF file cannot be made of the model: {fault}; measure it without peer") from fault
+    if reason := foreign_to_llama_cpp(config) or different_in_llama_cpp(config):
+        raise UsageError(f"llama.cpp would not measure the same model: {reason}; measure it without peer")
+    tensors = own_tensors(config, model.weights, partial(_type, model), model.stored)
+    embedding = next(tensor for tensor in tensors if tensor.name == "token_embd.weight")
+    if rope_of(config).rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
-    pairs = [*model_pairs(config, "karat bench"), *_vocabulary(config.vocab_size)]
     if embedding.dtype in MIXES:  # otherwise it is a mix, or no type at all
         pairs.append(("general.file_type", scalar("UINT32", MIXES[embedding.dtype].file_type)))
     pairs.append(("general.quantization_version", scalar("UINT32", 2)))
@@ -57,7 +54,5 @@ def _vocabulary(vocab_size: int) -> Pairs:
     ]
 
 
-def _tensor(model: PeerModel, name: str) -> NewTensor:
-    weight = model.weights[name]
-    dtype = weight.dtype if model.quantize is None else requantized_type(weight, FORMATS[model.quantize.upper()])
-    return stored_tensor(model.config, name, dtype, weight.shape, partial(model.stored, name))
+def _type(model: PeerModel, weight: Weight) -> str:
+    return weight.dtype if model.quantize is None else requantized_type(weight, FORMATS[model.quantize.upper()])

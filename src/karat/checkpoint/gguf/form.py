@@ -60,6 +60,7 @@ class GgufForm(Generic[C]):
     single_rows: Hugging Face names of the matrices with one row, which the file has as vectors.
     bare: Hugging Face names that are those of tensors, without `.weight`.
     has_window: whether the file states one sliding window, for all layers or those that config.json means.
+    llama_cpp_has_window: whether llama.cpp computes with it.
     yarn_truncates: `truncate` of yarn, which no file states.
     unscaled: `rope_scaling` of a file that scales nothing.
     numbers: the numbers that only this architecture has, GGUF's key -> config.json's. A file without one, or with 0,
@@ -81,6 +82,7 @@ class GgufForm(Generic[C]):
     single_rows: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     has_window: bool = False
+    llama_cpp_has_window: bool = False
     yarn_truncates: bool = True
     unscaled: Mapping[str, Any] | None = None
     numbers: Mapping[str, str] = field(default_factory=dict)
