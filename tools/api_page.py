@@ -76,7 +76,7 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
         if not name.startswith("_"):
             is_property = any(isinstance(mark, ast.Name) and mark.id == "property" for mark in method.decorator_list)
             yield f"### {node.name}.{name}\n"
-            yield _code([f"{name}: {ast.unparse(method.returns)}"]) if is_property else _signature(method, name)
+            yield _code([f"{name}: {_type(method.returns)}"]) if is_property else _signature(method, name)
             yield f"{_doc(method)}\n"
 
 
