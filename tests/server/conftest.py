@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.scripted import write_scripted
-from tests.text.tools.models import HERMES
+from tests.text.tools.models import HARMONY, HERMES, MESSAGES
 
 SOURCE = Path(__file__).parents[2] / "src"
 START_S = 120  # a machine may be busy
@@ -139,6 +139,14 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = write_scripted(tmp_path_factory.mktemp("scripted"), HERMES)
     names = ("--served-model-name", "scripted", "--served-model-name", "also-scripted")
     with serving(str(folder), *names, program="tests.support.scripted_serve") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def harmonic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A scripted model that answers in channels, in the form of gpt-oss."""
+    folder = write_scripted(tmp_path_factory.mktemp("harmonic"), HARMONY, special=MESSAGES)
+    with serving(str(folder), program="tests.support.scripted_serve") as running:
         yield running
 
 

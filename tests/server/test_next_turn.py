@@ -15,7 +15,7 @@ from karat.text.tools.arguments import read_arguments
 from tests.server.anthropic.test_messages import events_of as message_events
 from tests.server.conftest import Running
 from tests.server.openai.test_responses import events_of as response_events
-from tests.server.tool_cases import BODIES, NAMES, call
+from tests.server.tool_cases import BODIES, NAMES, NEXT, call, call_in_channels
 from tests.support.drawn import examples
 from tests.support.scripted import script
 
@@ -46,24 +46,65 @@ STOPS = {CHAT: "stop", RESPONSES: "stop", MESSAGES: "stop_sequences"}
 def test_an_answer_is_a_valid_next_turn(
     scripted: Running, route: str, said: str, cut: float | None, stop: str | None, results: bool
 ) -> None:
+    _check(scripted, route, BODIES[route](said), len(said), cut, stop, results=results)
+
+
+BEHIND = st.booleans()
+MESSAGES_SAID = st.lists(
+    st.builds(call_in_channels, st.sampled_from(NAMES), _ARGUMENTS, BEHIND)
+    | st.builds(
+        "<|channel|>{}<|message|>{}".format,
+        st.sampled_from(["analysis", "commentary", "final", "other"]),
+        st.sampled_from(["Hm.", "", " \n", "a <|end|> b", "<|channel|>final<|message|>", "é🙂"]),
+    )
+    | st.sampled_from(["Hello.", call_in_channels("other"), "<|start|>", "<|message|>"]),
+    max_size=4,
+).map(NEXT.join)
+
+
+@settings(
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    ROUTES,
+    MESSAGES_SAID,
+    st.none() | st.floats(0, 1),
+    st.none() | st.sampled_from(["i", "}", "\n", "city"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_an_answer_in_channels_is_a_valid_next_turn(
+    harmonic: Running, route: str, said: str, cut: float | None, stop: str | None, results: bool, tools: bool
+) -> None:
+    """Held where there are tools, and as the model says it where there are none."""
     body = BODIES[route](said)
+    if not tools:
+        del body["tools"]
+    _check(harmonic, route, body, len(said), cut, stop, results=results)
+
+
+def _check(
+    server: Running, route: str, body: Any, length: int, cut: float | None, stop: str | None, *, results: bool
+) -> None:
     if cut is not None:
-        body[LENGTHS[route]] = max(1, int(cut * len(said)))
+        body[LENGTHS[route]] = max(1, int(cut * length))
     if stop is not None:
         body[STOPS[route]] = [stop]
-    answer = scripted.ask(route, body)
+    answer = server.ask(route, body)
     assert answer.status == 200, answer.content
     own = turns_of(route, answer.json)
-    _take(scripted, route, own, results=results)
+    _take(server, route, own, results=results)
     parts = parts_of(route, own)
     for other in {CHAT, RESPONSES, MESSAGES} - {route}:
-        _take(scripted, other, written(other, parts), results=results)
-    streamed = scripted.ask(route, body | {"stream": True})
-    events = _events(route, streamed)
+        _take(server, other, written(other, parts), results=results)
+    streamed = server.ask(route, body | {"stream": True})
+    events = events_in(route, streamed)
     kept = events if cut is None else events[: max(1, int(cut * len(events)))]  # the client leaves there
     again = gathered(route, kept)
     for other in (CHAT, RESPONSES, MESSAGES):
-        _take(scripted, other, written(other, again), results=results)
+        _take(server, other, written(other, again), results=results)
     if len(kept) == len(events):
         assert _comparable(again) == _comparable(parts)
 
@@ -75,12 +116,13 @@ def test_a_completion_goes_on_with_its_own_text(scripted: Running) -> None:
         assert scripted.ask(TEXT, {"prompt": prompt + made, "max_tokens": 1}).status == 200
 
 
+LAST = "<|channel|>final<|message|>No more."  # of either model: to one it is all text
 Part = tuple[str, str, str, str]  # kind, text or arguments, name, id
 
 
 def _take(server: Running, route: str, turns: list[Any], *, results: bool) -> None:
     """Send an answer back, with the results of its calls, and a next question."""
-    body = BODIES[route]("No more.")
+    body = BODIES[route](LAST)
     asked = body["input" if route == RESPONSES else "messages"]
     asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     back = [*asked, *turns, *(_results(route, turns) if results else []), *asked]
@@ -166,7 +208,7 @@ def _input(text: str) -> Any:
         return {}
 
 
-def _events(route: str, answer: Any) -> list[Any]:
+def events_in(route: str, answer: Any) -> list[Any]:
     assert answer.status == 200
     if route == CHAT:
         return list(answer.events)
@@ -229,7 +271,7 @@ def test_arguments_that_not_every_reader_of_json_takes(scripted: Running, stream
     for route, body in BODIES.items():
         answer = scripted.ask(route, body(call(arguments=f'{{"a": {value}}}'), stream=stream))
         assert answer.status == 200, answer.content[:300]
-        parts = gathered(route, _events(route, answer)) if stream else parts_of(route, turns_of(route, answer.json))
+        parts = gathered(route, events_in(route, answer)) if stream else parts_of(route, turns_of(route, answer.json))
         told = [json.loads(text) for kind, text, *_ in parts if kind == "call" and _input(text)]
         is_shown = route == MESSAGES and not stream and value.startswith("[")
         came: list[Any] = [{"a": json.loads("[" * 127 + "]" * 127)}] if is_shown else []

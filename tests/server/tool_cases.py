@@ -21,6 +21,18 @@ def call(name: str = "get_weather", arguments: str = '{"city": "Oslo", "days": 2
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+THOUGHT, NEXT = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"  # of answers in channels
+
+
+def call_in_channels(
+    name: str = "get_weather", arguments: str = '{"city": "Oslo", "days": 2}', behind: bool = False
+) -> str:
+    """With the tool's name before the channel, or behind it."""
+    to = f" to=functions.{name}"
+    header = f"<|channel|>commentary{to} <|constrain|>json" if behind else f"{to}<|channel|>commentary json"
+    return f"{header}<|message|>{arguments}"
+
+
 # What the model says, and its parts: reasoning, then text or calls (name and arguments), in order.
 SAID: dict[str, tuple[str, str, list[str | tuple[str, str]]]] = {
     "text": ("Hello there.", "", ["Hello there."]),

@@ -19,7 +19,7 @@ from karat import LLM
 from karat.batch import ForwardBatch
 from karat.ops.executor import Pending, Runner
 from karat.request import Request
-from tests.engine.tiny import write_model
+from tests.engine.tiny import CONFIG, write_model
 
 _SCRIPT = re.compile(r"script\[([A-Za-z0-9+/=]*)\]")
 _CLOSING = '"}])>'
@@ -33,7 +33,8 @@ def script(text: str) -> str:
 
 def write_scripted(folder: Path, template: str, *, special: Sequence[str] = (), added: Sequence[str] = ()) -> Path:
     """A small model with a chat template, and further tokens; `special` ones are left out of texts."""
-    write_model(folder, chat_template=template, max_position_embeddings=16384)
+    vocab_size = CONFIG["vocab_size"] + len(special) + len(added)
+    write_model(folder, chat_template=template, max_position_embeddings=16384, vocab_size=vocab_size)
     file = folder / "tokenizer.json"
     backend = tokenizers.Tokenizer.from_file(str(file))
     backend.add_special_tokens(list(special))
@@ -55,7 +56,9 @@ class Scripted(Runner):
         for rank, char in enumerate(_CLOSING):
             self._usual[self._tokenizer.encode(char, add_special_tokens=False)] = 20 - rank
         for token_id, token in self._tokenizer.added_tokens.items():
-            self._usual[token_id] = 25 if token.startswith("</") else 1 - token_id / self._vocab_size
+            self._usual[token_id] = (
+                25 if token.startswith("</") or token == "<|end|>" else 1 - token_id / self._vocab_size
+            )
         self._end_ids = sorted(llm.chat_end_token_ids)
         self._usual[self._end_ids] = 30
         add = llm.engine.add_request

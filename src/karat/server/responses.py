@@ -84,14 +84,17 @@ class Events:
         now = asyncio.get_running_loop().time
         awaited: set[asyncio.Future[Any]] = {making, leaving, pipe.broken}
         while not making.done():
-            quiet_s = self._ping_s if pipe.has_begun else min(_FIRST_S, self._ping_s)
-            wait_s = max(0, pipe.last + quiet_s - now())
+            wait_s = max(0, pipe.last + self._quiet_s(pipe) - now())
             await asyncio.wait(awaited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if leaving.done() or pipe.broken.done():
                 raise GoneError
-            if not making.done() and now() >= pipe.last + quiet_s:
+            if not making.done() and now() >= pipe.last + self._quiet_s(pipe):  # it may have begun meanwhile
                 with suppress(SlowReaderError):  # who does not read needs no ping
                     pipe.write(self._ping if pipe.has_begun else b"")
+
+    def _quiet_s(self, pipe: Pipe) -> float:
+        """How long there may be no events."""
+        return self._ping_s if pipe.has_begun else min(_FIRST_S, self._ping_s)
 
     def _last_of(self, making: "asyncio.Task[bytes]", *, has_begun: bool) -> bytes:
         """The last batch. An error is raised while the headers are not sent yet."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+INSTRUCTING = ("system", "developer")  # roles of instructions
+
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:

@@ -19,7 +19,7 @@ BASE_OUTPUT_CHARS, OUTPUT_CHARS_PER_BYTE = 1024**2, 16
 
 # Keys for the reasoning before an answer. Templates read the first; gpt-oss reads the second; older servers send the
 # third.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -121,7 +121,7 @@ def _tojson(
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     present = {name: value for name, value in message.items() if value is not None}
-    for name in _REASONING:
+    for name in REASONING:
         if name in present:
             return {"thinking": present[name], **present, "reasoning_content": present[name]}
     return present

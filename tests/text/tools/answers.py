@@ -40,6 +40,13 @@ def _xml(calls: list[Call], tag: str = "tool_call", around: str = "\n") -> str:
     return "\n".join(map(one, calls))
 
 
+def _harmony(calls: list[Call]) -> str:
+    def one(call: Call) -> str:
+        return f"<|channel|>commentary to=functions.{call[0]} <|constrain|>json<|message|>{json.dumps(call[1])}"
+
+    return "<|call|><|start|>assistant".join(map(one, calls))
+
+
 # Every format in the way models of the family write it.
 WRITERS = {
     "hermes": _tagged,
@@ -50,11 +57,19 @@ WRITERS = {
     "pythonic": _pythonic,
     "qwen-xml": _xml,
     "seed-xml": lambda calls: _xml(calls, "seed:tool_call", ""),
+    "harmony": _harmony,
 }
 
 _MARKS = (
     "<tool_call> </tool_call> <tool_call <|python_tag|> [TOOL_CALLS] [ARGS] [CALL_ID] <think> </think> </thi".split()
 )
+_HEADERS = [
+    *"<|start|>assistant <|channel|>analysis <|channel|>final <|channel|>commentary <|message|>".split(),
+    "<|constrain|>json",
+    *"<|end|> <|call|> <|return|> <|chan <|end|><|start|>assistant<|channel|>final<|message|>".split(),
+    " to=functions.f",
+    " to=x",
+]
 _SIGNS = ["(", ")", "a=", "1", ", ", ";", "[", "]", "{", "}", '"', "'", "\\", "\n", " ", ":", "é"]
 _NEARLY = [
     '{"name": "f", "arguments": {"a": 1}}',
@@ -71,7 +86,7 @@ _NEARLY = [
     "<seed:tool_call>",
 ]
 _WORDS = "f get_weather Hello true 1.5e3 abc123def".split()
-_PIECES = [*_MARKS, *_SIGNS, *_NEARLY, *_WORDS]
+_PIECES = [*_MARKS, *_HEADERS, *_SIGNS, *_NEARLY, *_WORDS]
 # Texts that are often nearly calls.
 TEXTS = st.lists(st.sampled_from(_PIECES) | st.text(max_size=6), max_size=14).map("".join)
 

@@ -52,6 +52,39 @@ HERMES = r"""{%- for message in messages %}
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% if enable_thinking is defined and enable_thinking %}<think>
 {% endif %}{% endif %}"""
+# In the form of gpt-oss: one place for instructions, one call a message, a text or a thought beside it.
+HARMONY = """<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>
+{%- set first = messages[0].role in ['system', 'developer'] %}
+{%- if first or tools %}<|start|>developer<|message|>{{ messages[0].content if first }}
+{%- for tool in tools or [] %}
+{{- '\n// ' + tool.function.description }}
+type {{ tool.function.name }} = {{ tool.function.parameters | tojson }};
+{%- endfor %}<|end|>{% endif %}
+{%- set seen = namespace(call=none, answer=-1) %}
+{%- for message in messages %}{% if message.role == 'assistant' and not message.tool_calls %}
+{%- set seen.answer = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|start|>user<|message|>{{ message.content }}<|end|>
+{%- elif message.role == 'tool' %}
+{%- if not seen.call %}{{ raise_exception('a result without a call') }}{% endif -%}
+<|start|>functions.{{ seen.call }} to=assistant<|channel|>commentary<|message|>{{ message.content | tojson }}<|end|>
+{%- elif message.tool_calls %}
+{%- if message.content and message.thinking %}{{ raise_exception('a text and a thought') }}{% endif %}
+{%- if (message.content or message.thinking) and loop.index0 > seen.answer -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking or message.content }}<|end|>
+{%- endif %}
+{%- set seen.call = message.tool_calls[0].function.name -%}
+<|start|>assistant to=functions.{{ seen.call }}<|channel|>commentary json<|message|>
+{{- message.tool_calls[0].function.arguments | tojson }}<|call|>
+{%- elif message.role == 'assistant' -%}
+<|start|>assistant<|channel|>final<|message|>{{ message.content }}
+{{- '<|end|>' if add_generation_prompt or not loop.last else '<|return|>' }}
+{%- set seen.call = none %}
+{%- endif %}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+MESSAGES = (
+    "<|start|> <|channel|> <|constrain|> <|message|> <|end|> <|call|> <|return|>".split()
+)  # the tokens of HARMONY
 PLAIN = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

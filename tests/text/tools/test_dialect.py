@@ -34,6 +34,7 @@ KNOWN = {
     "Qwen3.5-4B": "qwen-xml",
     "StepFun3.5-Flash": "qwen-xml",
     "ByteDance-Seed-OSS": "seed-xml",
+    "openai-gpt-oss-120b": "harmony",
 }
 CALL = {"name": "get_weather", "arguments": {"city": "Oslo \"'}]", "days": [1, 2.5], "sure": True}}
 USER = {"role": "user", "content": "What is the weather?"}

@@ -86,7 +86,8 @@ def test_what_is_no_call_is_unchanged(form: str, text: str) -> None:
     for call in found.calls:
         assert call.name in TOOLS
         assert not call.is_whole or isinstance(json.loads(call.arguments), dict)
-    if not found.calls:
+    may_have_headers = FORMATS[form].in_channels and ("<|" in text or "to=" in text)
+    if not found.calls and not may_have_headers:
         assert found == ParsedAnswer(text, "", ())
 
 
@@ -194,11 +195,9 @@ def test_what_is_told_is_never_text_however_the_answer_is_split(
                 json.loads(call.arguments)
             plain = re.sub(r"\\\\|\\u[dD][89a-fA-F]..", "x", call.arguments)  # half a pair is refused by this package
             assert isinstance(pydantic_core.from_json(plain, allow_partial=True), dict)
-    if form not in (
-        "pythonic",
-        "qwen-xml",
-        "seed-xml",
-    ):  # the others keep what the model wrote: all that was told stands in it, in order and once
+    halves = any("\\ufffd" in event.text for event in events if isinstance(event, Text | CallArguments))
+    if form not in ("pythonic", "qwen-xml", "seed-xml") and not halves:
+        # The others keep what the model wrote: all that was told stands in it, in order and once.
         place = 0
         for event in events:
             if isinstance(event, Text | CallArguments):

@@ -21,6 +21,7 @@ from karat.errors import ConfigError, RequestError, TemplateError
 from karat.models.end_tokens import stated_end_ids
 from karat.request import SamplingParams, shown
 from karat.text import Tokenizer
+from karat.text.tools.registry import asked_for
 
 _FILE = "generation_config.json"
 _TOP_K = 50  # transformers' default for sampling
@@ -121,14 +122,14 @@ def read_defaults(
     Raises ConfigError for values of a wrong type. Of the source "none" only the end tokens are read.
     """
     if source == "none":
-        end_ids = stated_end_ids(raw, config, tokenizer.eos_token_id, where)
+        end_ids = _stated_end_ids(raw, config, tokenizer, where)
         return GenerationDefaults(SamplingParams(), frozenset(i for i in end_ids if i < config.vocab_size), None)
     stated = {key: value for key, value in (raw or {}).items() if value is not None}
     do_sample = stated.get("do_sample", False)
     if not isinstance(do_sample, bool):
         raise ConfigError(f"{where}: do_sample={shown(do_sample)}: expected true or false; {_WITHOUT}")
     names = _ALWAYS | (_WHEN_SAMPLING if do_sample else {})
-    end_ids = stated_end_ids(stated, config, tokenizer.eos_token_id, where)
+    end_ids = _stated_end_ids(stated, config, tokenizer, where)
     stated |= _possible_words(stated.get("bad_words_ids"), end_ids)
     params, applied = _read_params(
         {names[key]: value for key, value in stated.items() if key in names}, do_sample, where
@@ -150,6 +151,22 @@ def read_defaults(
     return GenerationDefaults(params, frozenset(i for i in end_ids if i < config.vocab_size), notice)
 
 
+def _stated_end_ids(
+    stated: Mapping[str, object] | None, config: ModelConfig, tokenizer: Tokenizer, where: str
+) -> frozenset[int]:
+    """Without tokens that end a message, after which the same answer has more, whatever the files say."""
+    return frozenset(stated_end_ids(stated, config, tokenizer.eos_token_id, where)) - _message_end_ids(tokenizer)
+
+
+def _message_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    form = asked_for(tokenizer.template_sources)
+    return _ids(tokenizer, () if form is None else form.message_ends)
+
+
+def _ids(tokenizer: Tokenizer, tokens: Collection[str]) -> frozenset[int]:
+    return frozenset(found for token in tokens if (found := tokenizer.token_to_id(token)) is not None)
+
+
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
 
@@ -161,7 +178,7 @@ def end_hint(tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> str | None:
     source = tokenizer.template_source or ""
     for token in _TURN_ENDS:
         token_id = tokenizer.token_to_id(token) if token in source else None
-        if token_id is not None and token_id not in end_token_ids:
+        if token_id is not None and token_id not in end_token_ids | _message_end_ids(tokenizer):
             return (
                 f"{token} ends a turn of the chat template, and no text: completions run on past it, chats do not; "
                 f"give stop_token_ids=[{token_id}] with a chat that is written as a text"
@@ -170,7 +187,8 @@ def end_hint(tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> str | None:
 
 
 def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The special token that the chat template writes after an answer; empty if it writes none.
+    """The special token that the chat template writes after an answer; empty if it writes none. In channels, those that
+    end an answer, not a message.
 
     An added token that is no word counts too: converters store `<|im_end|>` as "user-defined" in GGUF files.
     """
@@ -183,7 +201,9 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     _, found, after = text.rpartition(answer)
     first = tokenizer.encode(after.lstrip(), add_special_tokens=False)[:1] if found else []
     marks = {i for i, token in tokenizer.added_tokens.items() if not token.isspace() and not token.isalnum()}
-    return frozenset(first) & (tokenizer.special_ids | marks)
+    ends = frozenset(first) & (tokenizer.special_ids | marks)
+    form = asked_for(tokenizer.template_sources)
+    return ends if form is None else (ends | _ids(tokenizer, form.turn_ends)) - _ids(tokenizer, form.message_ends)
 
 
 def _possible_words(words: object, end_ids: Collection[int]) -> dict[str, object]:

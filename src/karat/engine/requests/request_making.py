@@ -16,6 +16,7 @@ from karat.engine.requests.admission import params_after
 from karat.errors import RequestError
 from karat.request import Request, SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt, Tokenizer
+from karat.text.chat_prompt import INSTRUCTING
 
 if TYPE_CHECKING:
     from karat.text.tools.dialect import Dialect
@@ -125,8 +126,11 @@ class RequestMaker:
             from karat.text.content_parts import joined  # most conversations have texts alone
 
             plain = joined(plain, self._part_roles[variables.get("tools") is not None])
-        if any(message.get("tool_calls") or message.get("tool_call_id") for message in plain):
+        later = any(message.get("role") in INSTRUCTING for message in plain[1:])
+        if later or any(message.get("tool_calls") or message.get("tool_call_id") for message in plain):
             plain = self.dialect.shown(plain)
+        if tools := variables.get("tools"):
+            variables = {**variables, "tools": self.dialect.described(tools)}
         return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
 
     def _warn_of_two_bos(self, ids: Sequence[int]) -> None:

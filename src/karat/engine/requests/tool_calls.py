@@ -54,7 +54,12 @@ def parsed(
     is_open = output.prompt is not None and dialect.opens_reasoning(output.prompt)
     return [
         AnswerParser(
-            dialect.tags, is_open=is_open, form=dialect.form if known else None, tools=known, calls_alone=calls_alone
+            dialect.tags,
+            is_open=is_open,
+            form=dialect.reads(bool(known)),
+            tools=known,
+            calls_alone=calls_alone,
+            begun=dialect.begun(output.prompt or ""),
         ).parse(_text(choice, dialect, tokenizer))
         for choice in output.outputs
     ]

@@ -8,8 +8,9 @@ from typing import Any
 
 from karat.outputs import CompletionOutput, StreamChunk
 from karat.request import Resume
+from karat.server.answers.thoughts import TaggedThoughts, ThoughtsInChannels
 from karat.text import IncrementalDetokenizer, Tokenizer
-from karat.text.tools.events import CallBegin, CallEnd, Event, ParsedAnswer, Reasoning, Text, gathered
+from karat.text.tools.events import CallBegin, CallEnd, Event, ParsedAnswer, Text, gathered
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.parser import AnswerParser
 
@@ -29,6 +30,7 @@ class AnswerFormat:
     tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     shows_special: bool = False
     calls_alone: bool = False
+    begun: str = ""
 
     def reader(self, tokenizer: Tokenizer, resume: Resume | None = None) -> "PartsReader":
         """For one choice. One that is resumed is read from its beginning; the parts that end there are not told."""
@@ -38,6 +40,12 @@ class AnswerFormat:
         reader.pass_over(resume.token_ids)
         return reader
 
+    def thoughts(self, tokenizer: Tokenizer) -> TaggedThoughts | ThoughtsInChannels | None:
+        """What counts the tokens of the reasoning; None where there is none."""
+        if self.form is not None and self.form.in_channels:
+            return ThoughtsInChannels(self.form, self.begun, tokenizer)
+        return None if self.tags is None else TaggedThoughts(self.tags[1], tokenizer)
+
 
 PLAIN_TEXT = AnswerFormat()
 
@@ -46,14 +54,12 @@ class PartsReader:
     """Takes one choice apart.
 
     `resumed`: what was told of an answer that is resumed; None for any other. `has_calls`: whether it has whole calls
-    so far. `whole_calls` is as in AnswerParser. `num_reasoning` is the number of tokens of its reasoning so far, tags
-    included.
+    so far. `whole_calls` is as in AnswerParser.
     """
 
     def __init__(self, answer_format: AnswerFormat, tokenizer: Tokenizer, *, whole_calls: bool = False) -> None:
         self.resumed: ParsedAnswer | None = None
         self.has_calls = False
-        self.num_reasoning = 0
         self._format = answer_format
         self._is_plain = answer_format.tags is None and answer_format.form is None
         self._parser = AnswerParser(
@@ -63,12 +69,16 @@ class PartsReader:
             tools=answer_format.tools,
             whole_calls=whole_calls,
             calls_alone=answer_format.calls_alone,
+            begun=answer_format.begun,
         )
         self._tokenizer = tokenizer
         self._ids: list[str] = []
-        self._may_reason = answer_format.tags is not None
-        self._num_unsure = 0  # tokens that are reasoning if some reasoning comes
-        self._tail = b""
+        self._thoughts = answer_format.thoughts(tokenizer)
+
+    @property
+    def num_reasoning(self) -> int:
+        """The number of tokens of its reasoning so far, marks included."""
+        return 0 if self._thoughts is None else self._thoughts.num
 
     def read(self, chunk: StreamChunk) -> list[Event]:
         """The parts that a chunk completes; its last chunk completes all."""
@@ -103,26 +113,11 @@ class PartsReader:
                 self._ids.append(self._new_id())
             elif isinstance(event, CallEnd):
                 self.has_calls = True
-        if self._may_reason:
-            self._count(events, token_ids)
+        if self._thoughts is not None:
+            self._thoughts.add(events, token_ids)
         return events
 
     def _new_id(self) -> str:
         if self._format.form is not None and self._format.form.short_ids:
             return "".join(secrets.choice(_SHORT_ID) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
-
-    def _count(self, events: Sequence[Event], token_ids: Sequence[int]) -> None:
-        """Count tokens up to the one that closes the reasoning."""
-        assert self._format.tags is not None
-        closing = self._format.tags[1].encode()
-        for token_id in token_ids:
-            self._num_unsure += 1
-            self._tail = self._tail[-len(closing) :] + self._tokenizer.token_bytes(token_id)
-            if closing in self._tail:
-                self._may_reason = False
-                break
-        if any(isinstance(event, Reasoning) for event in events) or self.num_reasoning:
-            self.num_reasoning = self._num_unsure
-        elif events:
-            self._may_reason = False  # the answer began without it

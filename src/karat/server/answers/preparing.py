@@ -39,7 +39,7 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
     given = dict(asked.given)
     unused: tuple[str, ...] = ()
     calling, answer = tools.calling, given.get("structured_outputs")
-    if answer is not None and not calling.offers:
+    if answer is not None and not calling.offers and not dialect.in_channels:
         answer_format = PLAIN_TEXT  # all of the answer has the form
     else:
         if answer is not None and calling.must_call:
@@ -49,10 +49,11 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         answer_format = AnswerFormat(
             dialect.tags,
             dialect.opens_reasoning(end),
-            dialect.form if calling.offers else None,
+            dialect.reads(bool(calling.offers)),
             calling.schemas,
             shows_special=calling.shows_marks(dialect),
             calls_alone=answer is not None,
+            begun=dialect.begun(end),
         )
         if answer_format.shows_special:
             given["skip_special_tokens"] = False

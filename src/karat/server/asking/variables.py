@@ -70,14 +70,16 @@ def with_efforts(
     """
     made: dict[str, Any] = {}
     unheeded = []
+    levels = dialect.form.efforts if dialect.form is not None else ()
     for effort in efforts:
         wants = effort.level != "none"
         value: object
-        if "reasoning_effort" in dialect.variables and effort.level != "on":
+        is_level = effort.level in levels if levels else effort.level != "on"
+        if "reasoning_effort" in dialect.variables and is_level:
             name, value = "reasoning_effort", effort.level
         elif "enable_thinking" in dialect.variables and effort.switches:
             name, value = "enable_thinking", wants
-        elif effort.switches and wants == (dialect.tags is not None):
+        elif effort.switches and wants == dialect.reasons and (not levels or effort.level == "on"):
             continue  # the model does so anyway
         else:
             unheeded.append(effort.name)

@@ -70,8 +70,7 @@ class Items:
             case Text(text):
                 return [*self._message(), self._delta(text)]
             case Reasoning(text):
-                begun = self._opened(ReasoningItem(self._id("rs"), [], "in_progress")) if not self._is_open else []
-                return [*begun, self._delta(text)]
+                return [*self._reasoning(), self._delta(text)]
             case CallBegin(index, name):
                 closed = self._closed()
                 return [*closed, *self._opened(self._call(self._reader.call_id(index), name))]
@@ -139,6 +138,12 @@ class Items:
             return []
         message = OutputMessage(self._id("msg"), [], "in_progress")
         return [*self._closed(), *self._opened(message)]
+
+    def _reasoning(self) -> list[Event]:
+        """The events that open reasoning, unless some is open."""
+        if self._is_open and isinstance(self.items[-1], ReasoningItem):
+            return []
+        return [*self._closed(), *self._opened(ReasoningItem(self._id("rs"), [], "in_progress"))]
 
     def _opened(self, item: Item) -> list[Event]:
         self.items.append(item)

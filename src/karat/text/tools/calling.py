@@ -86,16 +86,18 @@ class Calling:
         That is calls where one must come, whose arguments keep to the schemas. Where none must, it is calls or the form
         `answer`, if one is given; else text that may have calls: at most one if it is to be single, and only of tools
         that may be called. Arguments of strict tools keep to their schemas always. A model with tools of none of these
-        needs no grammar: what is no call stays text. RequestError for schemas that cannot be kept to.
+        needs no grammar: what is no call stays text. In channels all headers are kept to their form where there are
+        tools or `answer`, which is the form of the last message alone. RequestError for schemas that cannot be kept to.
         """
-        if not self.offers:
+        if not self.offers and not (dialect.in_channels and answer is not None):
             return answer
         if self.must_call:
             answer = None
         is_strict = any(offer.strict or offer.text is not None for offer in self.offers)
-        if not (self.must_call or self.single or self.is_part or is_strict or answer is not None):
-            return None
         assert dialect.form is not None
+        is_held = dialect.form.in_channels or answer is not None
+        if not (self.must_call or self.single or self.is_part or is_strict or is_held):
+            return None
         bind = self.must_call or dialect.form.shape.keywords
         tools = [
             Tool(each.name, each.bound() if bind or each.strict else None, each.kept_text()) for each in self.offers
@@ -105,7 +107,7 @@ class Calling:
             tools,
             must_call=self.must_call,
             single=self.single,
-            is_open=dialect.opens_reasoning(prompt),
+            prompt=prompt,
             answer=answer,
         )
         return StructuredOutputs(tool_calls=asked.encoded())
@@ -117,7 +119,7 @@ class Calling:
 
     def shows_marks(self, dialect: Dialect) -> bool:
         """Whether texts must show special tokens, for some of them are marks of calls or of reasoning."""
-        return dialect.hides_marks and (dialect.tags is not None or bool(self.offers))
+        return dialect.hides_marks and (dialect.reasons or bool(self.offers))
 
 
 def _of(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer, ...]:

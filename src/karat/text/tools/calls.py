@@ -62,6 +62,11 @@ class CallFinder:
         self._space = []
         return self._take()
 
+    def open(self, opening: str) -> None:
+        """A call begins with `opening`, whatever marks it. If the answer ends before it is told, it is dropped."""
+        self._begin(opening)
+        self._is_told = True
+
     def _take(self) -> list[Event]:
         self._add_text()
         events, self._events = self._events, []

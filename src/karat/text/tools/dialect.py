@@ -7,13 +7,14 @@ from hashlib import sha256
 from typing import Any
 
 from karat.errors import TemplateError
-from karat.request import shown
+from karat.text.chat_template import REASONING
 from karat.text.tokenizer import Tokenizer
-from karat.text.tools.arguments import read_arguments
 from karat.text.tools.format import ToolFormat
+from karat.text.tools.harmony import MESSAGE
+from karat.text.tools.history import apart, described, read_call, text_of, with_one_system
 from karat.text.tools.parser import AnswerParser
 from karat.text.tools.reasoning import TAGS
-from karat.text.tools.registry import FORMATS
+from karat.text.tools.registry import FORMATS, asked_for
 from karat.text.tools.xml import written_parameters
 
 _SHORT = 9  # characters of a short id
@@ -43,7 +44,9 @@ class Dialect:
     whether it takes their arguments as JSON text, not as values. A template may write calls in a form that is none of
     FORMATS: a history is shown, and answers are not read. `tags` are those of reasoning, None where there is none.
     `variables` are those of _SWITCHES that the template reads. `hides_marks`: some of the marks of calls and reasoning
-    are special tokens, which texts leave out unless special tokens are shown.
+    are special tokens, which texts leave out unless special tokens are shown. `calls_apart`: of several calls of one
+    message the template writes the first alone, or fails. `text_or_reasoning`: beside calls it takes one of both.
+    `one_system`: of several system messages it writes one. `needs_descriptions`: it fails with a tool that has none.
     """
 
     knows_tools: bool = False
@@ -53,6 +56,34 @@ class Dialect:
     tags: tuple[str, str] | None = None
     variables: frozenset[str] = frozenset()
     hides_marks: bool = False
+    calls_apart: bool = False
+    text_or_reasoning: bool = False
+    one_system: bool = False
+    needs_descriptions: bool = False
+
+    @property
+    def in_channels(self) -> bool:
+        """Whether all of an answer has a form, calls or not."""
+        return self.form is not None and self.form.in_channels
+
+    @property
+    def reasons(self) -> bool:
+        """Whether answers have reasoning that is told apart."""
+        return self.tags is not None or self.in_channels
+
+    def reads(self, tools: bool) -> ToolFormat | None:
+        """The format that answers are read in; `tools`: some may be called."""
+        return self.form if tools or self.in_channels else None
+
+    def begun(self, prompt: str) -> str:
+        """The header of the message that a rendered prompt has opened, but for its role; empty where it has none."""
+        if self.form is None or not self.in_channels:
+            return ""
+        _, found, after = prompt.rpartition(self.form.marks[0])
+        if not found or any(mark in after for mark in (*self.form.message_ends, *self.form.turn_ends)):
+            return ""
+        header, mark, _ = after.partition(MESSAGE)
+        return header + mark
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Whether a rendered prompt ends inside the reasoning."""
@@ -63,16 +94,25 @@ class Dialect:
 
         Of arguments that were cut the template gets what they tell (`read_arguments`).
         Where the template writes no calls, they are written into the contents in the model's format. Ids are made short
-        for models of short ids. Raises TemplateError for calls of another form, and where nothing writes them.
+        for models of short ids. Where a template takes one call a message, each has its own, and its result follows it;
+        where it takes no text beside reasoning and calls, the text is at the end of the reasoning. Where it writes one
+        system message, all are one, at the beginning. Raises TemplateError for calls of another form, and where nothing
+        writes them.
         """
-        return [self._message(message) for message in messages]
+        given = with_one_system(messages) if self.one_system else messages
+        told = [self._message(message) for message in given]
+        return apart(told) if self.calls_apart else told
+
+    def described(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Tools in OpenAI's form for the template."""
+        return [described(tool) for tool in tools] if self.needs_descriptions else tools
 
     def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(message.get("tool_call_id"), str):
             message = {**message, "tool_call_id": self._id(message["tool_call_id"])}
         if not message.get("tool_calls"):
             return message
-        calls = [_read_call(call) for call in message["tool_calls"]]
+        calls = [read_call(call) for call in message["tool_calls"]]
         content = message.get("content") or ""
         if not self.writes_calls:
             if self.form is None:
@@ -89,6 +129,9 @@ class Dialect:
         for call_id, name, arguments in calls:
             given = json.dumps(arguments, ensure_ascii=False) if self.arguments_are_text else arguments
             told.append({"id": self._id(call_id), "type": "function", "function": {"name": name, "arguments": given}})
+        key = next((each for each in REASONING if message.get(each)), None)
+        if self.text_or_reasoning and key is not None:
+            message, content = {**message, key: "\n\n".join(filter(None, [message[key], text_of(message)]))}, ""
         return {**message, "content": content, "tool_calls": told}
 
     def _id(self, call_id: str) -> str:
@@ -114,27 +157,6 @@ def written(form: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) ->
     return text if shape.each else f"{shape.opening}{text}{shape.closing}"
 
 
-def _read_call(call: Any) -> tuple[str, str, Mapping[str, Any]]:
-    """Id, name and arguments of a call in OpenAI's form."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str):
-        raise TemplateError(
-            f"a call of the conversation is {shown(call)}; expected id, type function, and function with name and "
-            "arguments; mend it"
-        )
-    assert isinstance(function, Mapping)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = read_arguments(arguments)
-    if not isinstance(arguments, Mapping):
-        raise TemplateError(
-            f"the arguments of a call of {name[:80]} are no JSON object; expected one; mend the conversation"
-        )
-    call_id = call.get("id")
-    return call_id if isinstance(call_id, str) else "", name, arguments
-
-
 _SWITCHES = frozenset({"enable_thinking", "reasoning_effort"})
 
 
@@ -147,7 +169,7 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     tags = next((tags for tags in TAGS if tags[1] in source), None)
     variables = frozenset(name for name in _SWITCHES if name in source)
     knows_tools = _NAME in _rendered(tokenizer, [_USER], [_TOOL])
-    form = next((each for each in FORMATS.values() if any(hint in source for hint in each.hints)), None)
+    form = asked_for(tokenizer.template_sources)
     tools = [_TOOL] if knows_tools else None
     begun = _rendered(tokenizer, [_USER], tools)
     from_values, from_text = (
@@ -156,12 +178,41 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     arguments_are_text = _wants_text(from_values, from_text, begun)
     whole = from_text if arguments_are_text else from_values
     writes_calls = _tells(whole, begun)
+    calls_apart = text_or_reasoning = False
+    if writes_calls:
+        one = _answer(is_text=arguments_are_text)
+        both, several = {**one, "content": "A text.", "reasoning_content": "A thought."}, [*one["tool_calls"]] * 2
+        text_or_reasoning = not _rendered(tokenizer, [_USER, both, _result()], tools)
+        two = _rendered(tokenizer, [_USER, {**one, "tool_calls": several}, _result()], tools)
+        calls_apart = two.count(_VALUE) < begun.count(_VALUE) + 2
     if writes_calls and form is None:
         form = _written_in(whole.rpartition(_USER["content"])[2], whole.removeprefix(begun) if begun else "")
+    texts = [f"{number}-{_VALUE}" for number in range(2)]
+    instructed = _rendered(tokenizer, [*({"role": "system", "content": text} for text in texts), _USER], None)
+    one_system = sum(text in instructed for text in texts) == 1
+    needs_descriptions = knows_tools and not _rendered(tokenizer, [_USER], [_bare_tool()])
     marks = "\0".join((*(tags or ()), *(form.marks + form.shape.texts if form else ())))
     special = (tokenizer.added_tokens[token_id] for token_id in tokenizer.special_ids)
     hides_marks = any(token and token in marks for token in special)
-    return Dialect(knows_tools, form, writes_calls, arguments_are_text, tags, variables, hides_marks)
+    return Dialect(
+        knows_tools,
+        form,
+        writes_calls,
+        arguments_are_text,
+        tags,
+        variables,
+        hides_marks,
+        calls_apart,
+        text_or_reasoning,
+        one_system,
+        needs_descriptions,
+    )
+
+
+def _bare_tool() -> dict[str, Any]:
+    function = _TOOL["function"]
+    assert isinstance(function, dict)
+    return {**_TOOL, "function": {name: value for name, value in function.items() if name != "description"}}
 
 
 def _answer(*, is_text: bool) -> dict[str, Any]:

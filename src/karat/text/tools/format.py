@@ -74,6 +74,10 @@ class ToolFormat:
     After a call, more may follow: after white space and the characters `parted_by`, where a call began `at_start`.
     `read` reads calls after an opening, one of `marks` or of `at_start`. `hints` are texts of templates that ask for
     this format, for templates that write no calls themselves. `short_ids`: ids of calls have nine letters and digits.
+
+    `in_channels`: all of an answer has a form, which says what is reasoning, what is a call, and what is text
+    (`karat.text.tools.channels`). Then `turn_ends` are the special tokens that end an answer, `message_ends` those that
+    do not, and `efforts` are the levels of reasoning that such models know; any where none is listed.
     """
 
     name: str
@@ -84,6 +88,10 @@ class ToolFormat:
     parted_by: str = ""
     hints: tuple[str, ...] = ()
     short_ids: bool = False
+    in_channels: bool = False
+    turn_ends: tuple[str, ...] = ()
+    message_ends: tuple[str, ...] = ()
+    efforts: tuple[str, ...] = ()
 
 
 def space() -> Reading[str]:

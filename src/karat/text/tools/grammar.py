@@ -14,8 +14,10 @@ from msgspec import UNSET, UnsetType
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.text.tokenizer import Tokenizer
+from karat.text.tools import channel_grammar
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.format import CallShape, ToolFormat
+from karat.text.tools.harmony import END
 from karat.text.tools.parameters import parameters
 from karat.text.tools.registry import FORMATS
 
@@ -52,7 +54,8 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     It has calls of `tools` in the format named `form`: one at least if it `must_call`, else text that may have calls;
     and at most one if it is to be `single`. With `answer`, fields of StructuredOutputs, it is either calls or of that
     form. Before it comes reasoning between `tags`: none, perhaps ("may"), or the rest of some that the prompt has
-    opened ("open").
+    opened ("open"). Of a form in channels these have no part: `begun` is the header that the prompt has opened, and
+    there may be no tools but an `answer`.
     """
 
     form: str
@@ -62,6 +65,7 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     reasoning: Literal["none", "may", "open"] = "none"
     tags: tuple[str, str] = ("", "")
     answer: dict[str, str | list[str]] | UnsetType = UNSET
+    begun: str | UnsetType = UNSET
 
     @classmethod
     def of(
@@ -71,19 +75,20 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         *,
         must_call: bool,
         single: bool,
-        is_open: bool,
+        prompt: str,
         answer: StructuredOutputs | None = None,
     ) -> Self:
-        """For a model of this dialect, which has a format of calls. `is_open`: the prompt has opened the reasoning."""
+        """For the answer to a rendered prompt by a model of this dialect, which has a format of calls."""
         assert dialect.form is not None
         return cls(
             form=dialect.form.name,
             tools=tuple(tools),
             must_call=must_call,
             single=single,
-            reasoning="none" if dialect.tags is None else "open" if is_open else "may",
+            reasoning="none" if dialect.tags is None else "open" if dialect.opens_reasoning(prompt) else "may",
             tags=dialect.tags or ("", ""),
             answer=UNSET if answer is None else _fields(answer),
+            begun=dialect.begun(prompt) or UNSET,
         )
 
     def encoded(self) -> str:
@@ -99,7 +104,8 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise RequestError(
                 f"structured_outputs: tool_calls={shown(text)}: {error}; leave it out", param="structured_outputs"
             ) from error
-        if found.form not in FORMATS or not found.tools:
+        form = FORMATS.get(found.form)
+        if form is None or not (found.tools or (form.in_channels and found.answer is not UNSET)):
             raise RequestError(
                 f"structured_outputs: tool_calls: form={shown(found.form)} with {len(found.tools)} tools; expected one "
                 f"of {', '.join(FORMATS)} and a tool",
@@ -127,7 +133,9 @@ def lark_of(
     """
     form = FORMATS[asked.form]
     terms = _Terms(tokenizer)
-    rules = dict(_calls(asked, form.shape, terms, checked, term, in_json))
+    rules = dict(_calls(asked, form, terms, checked, term, in_json)) if asked.tools else {}
+    if form.in_channels:
+        return _joined(rules | _in_channels(asked, terms, term))
     if asked.must_call:
         rules["body"] = "calls"
     elif (other := asked.other) is not None:
@@ -140,6 +148,10 @@ def lark_of(
     rules["start"] = "body"
     if asked.reasoning != "none":
         rules |= _reasoning(asked, terms)
+    return _joined(rules)
+
+
+def _joined(rules: Mapping[str, str]) -> str:
     return "\n".join(f"{name}: {rule}" for name, rule in rules.items())
 
 
@@ -161,15 +173,18 @@ class _Terms:
 
 def _calls(
     asked: CallGrammar,
-    shape: CallShape,
+    form: ToolFormat,
     terms: _Terms,
     checked: Callable[[Schema], Schema],
     term: Callable[[StructuredOutputs], str],
     in_json: Callable[[StructuredOutputs], str],
 ) -> Iterator[tuple[str, str]]:
     """The rules `call`, and `calls` for an answer that consists of calls."""
+    shape = form.shape
     for number, tool in enumerate(asked.tools):
         head, tail = terms(shape.before + tool.name + shape.between), terms(shape.after)
+        if form.in_channels:
+            head = channel_grammar.head(tool.name, terms)
         yield f"call_{number}", f"{head} arguments_{number} {tail}"
         if tool.text is not UNSET:
             yield from _of_text(tool, shape, f"arguments_{number}", term, in_json)
@@ -188,6 +203,18 @@ def _calls(
         yield "calls", f"one ({separator} one)*"
     else:
         yield "calls", f"{opening} call ({separator} call)* {closing}"
+
+
+def _in_channels(asked: CallGrammar, terms: _Terms, term: Callable[[StructuredOutputs], str]) -> dict[str, str]:
+    other = None if asked.must_call else asked.other
+    return channel_grammar.messages(
+        "calls" if asked.must_call else "either" if asked.tools else "answer",
+        "" if asked.begun is UNSET else asked.begun,
+        speaks=other is None,
+        answer="" if other is None else term(other),
+        is_special=END in terms.special,
+        terms=terms,
+    )
 
 
 def _within_text(asked: CallGrammar, form: ToolFormat, terms: _Terms) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from karat.text.tools.calls import CallFinder
+from karat.text.tools.channels import ChannelReader
 from karat.text.tools.events import Event, ParsedAnswer, Text, gathered
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.reasoning import ReasoningSplitter
@@ -14,7 +15,8 @@ class AnswerParser:
     `tags` are those of reasoning, None where the model has none; `is_open`: the prompt has opened it. `form` is the
     format of calls, None to find none, and `tools` are as in CallFinder. `whole_calls` is as in
     CallFinder. Calls inside the reasoning are reasoning. `calls_alone`: an answer is either calls or text, so no mark
-    begins a call after text.
+    begins a call after text. Where the format is in channels, these alone say what is reasoning, and `begun` is what
+    the prompt has of the first header.
     """
 
     def __init__(
@@ -26,9 +28,14 @@ class AnswerParser:
         tools: Collection[str] = (),
         whole_calls: bool = False,
         calls_alone: bool = False,
+        begun: str = "",
     ) -> None:
-        self._splitter = None if tags is None else ReasoningSplitter(tags, is_open=is_open)
+        self._splitter: ReasoningSplitter | ChannelReader | None
         self._finder = None if form is None else CallFinder(form, tools, whole_calls=whole_calls, alone=calls_alone)
+        if self._finder is not None and form is not None and form.in_channels:
+            self._splitter, self._finder = ChannelReader(self._finder, begun), None
+        else:
+            self._splitter = None if tags is None else ReasoningSplitter(tags, is_open=is_open)
 
     def feed(self, text: str) -> list[Event]:
         """The parts that `text` completes, in order."""
