@@ -4,16 +4,19 @@ import random
 from dataclasses import replace
 from itertools import accumulate
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.batch import ForwardBatch
 from karat.bench.accounting import Account, TokenWork
+from karat.bench.shapes import shape_config
 from karat.config import FLOAT_BYTES, RopeConfig
 from karat.kv.groups import bytes_per_token
 from karat.models.decoder import outline, weight_specs
 from karat.models.qwen2 import Qwen2Config
+from karat.models.registry import read_config
 from tests.support.uneven import uneven_config
 
 CONFIG = Qwen2Config(
@@ -109,16 +112,29 @@ def test_the_cache_counts_in_its_own_type(dtype: str) -> None:
     assert FLOAT_BYTES[dtype] * 10 * 3 * 2 * 2 * 4 == work.cache_bytes  # type: ignore[index]
 
 
+def test_of_experts_those_are_read_that_tokens_choose() -> None:
+    """One token reads its own; of many, simulated, as many as choose at random meet."""
+    config = read_config(shape_config("gpt-oss-20b-cut") | {"num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    sizes = {spec.source: 100 for spec in weight_specs(config)}
+    others = sum(size for name, size in sizes.items() if name.startswith("model.") and ".experts." not in name)
+    others += 100 - sizes["model.embed_tokens.weight"]  # the head, and no whole table
+    one = Account(config, sizes, "float32").of(batch_of([(9, 1)], [0]))
+    assert one.weight_bytes == others + 4 * 6 * 100  # three matrices and three biases of each
+    many = Account(config, sizes, "float32").of(batch_of([(9, 1)] * 10, [0]))
+    rng = np.random.default_rng(1)
+    met = [len({*rng.permuted(np.tile(np.arange(32), (10, 1)), axis=1)[:, :4].flat}) for _ in range(2000)]
+    assert many.weight_bytes == pytest.approx(others + np.mean(met) * 600, rel=0.01)
+
+
 def test_work_adds_up() -> None:
     assert TokenWork(1, 2, 3, 4) + TokenWork(10, 20, 30, 40) == TokenWork(11, 22, 33, 44)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe"])
 def test_flops_are_those_that_torch_counts(family: str) -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from karat.models.registry import read_config
     from tests.support.random_models import build, draw_config
 
     raw = draw_config(random.Random(family), family)

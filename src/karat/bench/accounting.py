@@ -1,9 +1,11 @@
 """What a step must read and compute at least, counted from the model and the batch alone.
 
 Bytes: each stored weight that takes part, once a step, and the keys and values that the step's tokens see, once for
-each sequence. FLOPs, a multiply-add as two: the linear layers, the scores and the weighted sums of the keys that each
-token sees (the causal half of attention, exactly), and the logits of the wanted rows. Norms, rotations, activation
-functions, biases, writes, and activations that are read again are not counted.
+each sequence. Of a mixture's N experts, k of which a token chooses, a step of one token reads k; one of n tokens reads
+N (1 - (1 - k/N)^n), as many as tokens that choose at random meet on average. FLOPs, a multiply-add as two: the linear
+layers, the scores and the weighted sums of the keys that each token sees (the causal half of attention, exactly), and
+the logits of the wanted rows. Norms, rotations, activation functions, biases, writes, and activations that are read
+again are not counted.
 """
 
 from collections.abc import Mapping
@@ -16,7 +18,9 @@ from karat.batch import ForwardBatch
 from karat.config import FloatName, ModelConfig
 from karat.kv.groups import bytes_per_token, keys_read
 from karat.models.decoder import outline, weight_specs
+from karat.models.mixtures import MixtureConfig
 
+_EXPERTS = ".experts."
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -56,8 +60,11 @@ class Account:
         specs = {spec.source: spec.shape for spec in weight_specs(config)}
         layers = {name: shape for name, shape in specs.items() if name not in (_EMBEDDING, _HEAD)}
         self._config = config
-        self._layer_bytes = sum(stored_bytes[name] for name in layers)
-        self._layer_params = sum(prod(shape) for shape in layers.values() if len(shape) == 2)
+        experts = {name: shape for name, shape in layers.items() if _EXPERTS in name}
+        self._share = config.num_experts_per_tok / config.num_experts if isinstance(config, MixtureConfig) else 1.0
+        self._expert_bytes = sum(stored_bytes[name] for name in experts)
+        self._layer_bytes = sum(stored_bytes[name] for name in layers) - self._expert_bytes
+        self._layer_params = _params(layers) - _params(experts) + round(self._share * _params(experts))
         self._head_bytes = stored_bytes[_EMBEDDING if config.tie_word_embeddings else _HEAD]
         self._head_params = config.vocab_size * config.hidden_size
         self._row_bytes = stored_bytes[_EMBEDDING] // config.vocab_size
@@ -71,7 +78,7 @@ class Account:
     def of(self, batch: ForwardBatch) -> TokenWork:
         """The work of one step."""
         config, num_tokens, num_logits = self._config, batch.num_tokens, len(batch.logit_rows)
-        weight_bytes = self._layer_bytes
+        weight_bytes = self._layer_bytes + round(self._expert_bytes * (1 - (1 - self._share) ** num_tokens))
         if num_logits:
             weight_bytes += self._head_bytes
         if not (num_logits and config.tie_word_embeddings):
@@ -91,3 +98,8 @@ class Account:
             linear_flops=2 * (self._layer_params * num_tokens + self._head_params * num_logits),
             attention_flops=attention_flops,
         )
+
+
+def _params(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Numbers of matrices, each of which a token multiplies once."""
+    return sum(prod(shape) for shape in shapes.values() if len(shape) == 2)

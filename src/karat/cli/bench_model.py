@@ -32,10 +32,15 @@ class ShapeOptions:
 
     shape: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, tiny."),
+        typer.Option(
+            metavar="NAME",
+            help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, qwen3-30b-a3b-cut (six of its "
+            "layers), gpt-oss-20b-cut, tiny.",
+        ),
     ] = None
     weights: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Stored type of --shape: bf16 (default), f16, f32, q8_0 or q4_0.")
+        str | None,
+        typer.Option(metavar="TYPE", help="Stored type of --shape: bf16 (default), f16, f32, q8_0, q4_0, q4_k_m …"),
     ] = None
 
     def path(self, model: str | None, stack: ExitStack, *, quiet: bool) -> Path:
