@@ -2,7 +2,7 @@
 // expert reads its rows as one block; a row's result does not depend on the other rows.
 //
 //     sort      pairs by expert; of one expert in order of rows
-//     gather    the rows of x by pair, and their digits
+//     gather    the rows of x by pair, and their digits; a step's only row has them once, for all of its experts
 //     gate, up  items are panels of one expert's matrices, for all of its pairs
 //     quantise  digits of the pairs' inner rows
 //     down      items as before
@@ -77,10 +77,21 @@ struct SortOp final : Op {
     Rows rows;
 };
 
-// The digits of pairs' rows, for matrices in blocks.
+std::size_t digit_bytes(std::size_t columns, Activations activations) {
+    return columns / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
+}
+
+// The digits of pairs' rows, for matrices in blocks. Those of an expert lie as those of a layer with as many rows, so
+// that an expert with one pair is multiplied like a layer of one token.
 void quantise_pairs(const StepContext& s, Activations activations, const Sorted& sorted, const float* x,
                     std::size_t columns, StepContext::Range pairs, std::uint8_t* digits) {
-    s.integers.quantise(activations, x, sorted.num_pairs, columns, pairs.first, pairs.last, digits);
+    for (std::size_t group = 0; group < sorted.num_groups; ++group) {
+        const std::size_t expert = sorted.groups[group], begin = sorted.starts[expert], end = sorted.starts[expert + 1];
+        const std::size_t first = std::max(begin, pairs.first), last = std::min(end, pairs.last);
+        if (first < last)
+            s.integers.quantise(activations, x + begin * columns, end - begin, columns, first - begin, last - begin,
+                                digits + begin * digit_bytes(columns, activations));
+    }
 }
 
 struct GatherOp final : Op {
@@ -93,8 +104,14 @@ struct GatherOp final : Op {
     Registers reads() const override { return {x}; }
     Registers writes() const override { return digits ? Registers{gathered, *digits} : Registers{gathered}; }
     void run(StepContext& s, int thread) override {
-        const auto range = s.share(sorted->num_pairs, thread);
         const std::size_t columns = s.width(x);
+        if (s.rows(x) == 1) {
+            if (thread != 0) return;
+            std::memcpy(s.data(gathered), s.data(x), columns * sizeof(float));
+            if (digits) s.integers.quantise(activations, s.data(x), 1, columns, 0, 1, s.bytes(*digits));
+            return;
+        }
+        const auto range = s.share(sorted->num_pairs, thread);
         for (std::size_t place = range.first; place < range.last; ++place)
             std::memcpy(s.data(gathered) + place * columns, s.data(x) + sorted->pairs[place] / sorted->chosen * columns,
                         columns * sizeof(float));
@@ -125,6 +142,7 @@ struct ProductsOp final : Op {
     std::vector<VectorRef> biases, up_biases;  // or none
     std::optional<record::Clamp> clamp;        // of SwiGLU
     Registers out;                             // of weights; then of ups, and of SwiGLU
+    bool of_gathered;                          // whether a step's only row is all pairs'
     Activations activations;
     std::shared_ptr<const Sorted> sorted;
 
@@ -167,9 +185,10 @@ private:
     void product(const StepContext& s, const Matrix& matrix, const float* bias, Register to, std::size_t first,
                  std::size_t count, StepContext::Range panels, int thread) const {
         const std::uint32_t columns = static_cast<std::uint32_t>(matrix.columns);
+        const std::size_t from = of_gathered && s.rows(x) == 1 ? 0 : first;
         const LinearArgs args{
             .weight = &matrix,
-            .x = s.data(x) + first * matrix.columns,
+            .x = s.data(x) + from * matrix.columns,
             .x_stride = matrix.columns,
             .tokens = count,
             .out = s.data(to) + first * matrix.rows,
@@ -179,9 +198,9 @@ private:
             .leaf_ends = &columns,
             .num_leaves = 1,
             .activations = activations,
-            .digits = digits ? s.bytes(*digits) : nullptr,
-            .digits_rows = sorted->num_pairs,
-            .first_row = first,
+            .digits = digits ? s.bytes(*digits) + from * digit_bytes(matrix.columns, activations) : nullptr,
+            .digits_rows = count,
+            .first_row = 0,
         };
         (matrix.in_blocks() ? s.integers.linear : s.kernels.linear)(args, panels.first, panels.last, s.scratch(thread));
     }
@@ -209,8 +228,8 @@ struct ExpertsOp final : RowOp {
             return lowering.new_register({.width = chosen * width, .rows = rows});
         };
         const auto digits_of = [&](std::size_t width) {
-            const std::size_t bytes = width / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
-            return lowering.new_register({.width = chosen * bytes, .rows = rows, .element = Element::u8});
+            const std::size_t bytes = chosen * digit_bytes(width, activations);
+            return lowering.new_register({.width = bytes, .rows = rows, .element = Element::u8});
         };
         auto sort = std::make_unique<SortOp>();
         sort->ids = ids;
@@ -225,11 +244,13 @@ struct ExpertsOp final : RowOp {
         auto both = std::make_unique<ProductsOp>();
         both->x = gather->gathered;
         both->digits = gather->digits;
+        both->of_gathered = true;
         both->out = {of_pairs(inner), of_pairs(inner), of_pairs(inner)};
         both->activations = activations;
         both->sorted = sorted;
         auto down = std::make_unique<ProductsOp>();
         down->x = both->out[2];
+        down->of_gathered = false;
         down->out = {of_pairs(columns)};
         down->activations = activations;
         down->sorted = sorted;
