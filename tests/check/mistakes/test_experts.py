@@ -10,7 +10,8 @@ import pytest
 
 from karat.check.diagnosis.diagnose import Diagnoser, Diagnosis
 from karat.check.mistakes.experts import CLAMPED
-from karat.check.model.ops import Inner, inner, silu
+from karat.check.model.right.elementwise import silu
+from karat.check.model.right.experts import Inner, inner
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay

@@ -1,10 +1,10 @@
 """Right runs stay within the noise floor, op by op, and a wrong one leaves it at the op that is wrong.
 
-Covers: karat.check.model.checked, karat.check.model.graph, karat.check.model.ops, karat.check.model.roles,
-karat.check.model.tokens, karat.check.model.weights, karat.check.record.executors, karat.check.record.hf,
-karat.check.replay.accumulation, karat.check.replay.align, karat.check.replay.distances, karat.check.replay.drift,
-karat.check.replay.finding, karat.check.replay.noise, karat.check.replay.runs, karat.check.replay.segments,
-karat.check.trace.selection.
+Covers: karat.check.model.checked, karat.check.model.graph, karat.check.model.kinds, karat.check.model.right.*,
+karat.check.model.roles, karat.check.model.tokens, karat.check.model.weights, karat.check.record.executors,
+karat.check.record.hf, karat.check.replay.accumulation, karat.check.replay.align, karat.check.replay.distances,
+karat.check.replay.drift, karat.check.replay.finding, karat.check.replay.noise, karat.check.replay.runs,
+karat.check.replay.segments, karat.check.trace.selection.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from karat.check.model.evaluate import evaluate
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Array, Trace, make_info
@@ -22,7 +23,6 @@ torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.mistakes.weight_readings import Effective  # noqa: E402
 from karat.check.model.checked import open_model  # noqa: E402
 from karat.check.model.context import Context  # noqa: E402
-from karat.check.model.evaluate import evaluate  # noqa: E402
 from karat.check.model.graph import build_graph  # noqa: E402
 from karat.check.model.tokens import Tokens  # noqa: E402
 from karat.check.model.weights import CheckpointWeights  # noqa: E402

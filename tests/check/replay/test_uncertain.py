@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from karat.check.model.checked import CheckedModel, open_model
-from karat.check.model.graph import Kind, Node
+from karat.check.model.graph import Node
 from karat.check.record.executors import Steps, record
 from karat.check.replay.drift import DRIFT_LIMIT, Drift, compare
 from karat.check.replay.replay import Replay
@@ -89,7 +89,7 @@ class Layer:
         self.moves = np.full((1, 17, 1), 1e-6)
         self.moves[0, 12] = 3.0  # of the whole group
 
-    def widened(self, kind: Kind, spread: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    def widened(self, kind: str, spread: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
         node = Node(kind, kind, ("weights", "v"), {})
         found = self.attention.widened(node, spread, right, {"v": np.ones((17, 1, 2))}, np.array([3, 9, 16]))
         return np.asarray(found, np.float64)

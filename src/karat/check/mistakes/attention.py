@@ -11,17 +11,30 @@ from numpy.typing import NDArray
 
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import CAPS, Layer, Params, Scope
-from karat.check.model import ops
 from karat.check.model.context import Array
-from karat.check.model.evaluate import Op, turned
 from karat.check.model.graph import Node
-from karat.check.model.ops import Joined, Mix, Scores, Softmax, Visible
+from karat.check.model.kinds import Op
+from karat.check.model.right.attention import (
+    Joined,
+    Mix,
+    Scores,
+    Softmax,
+    Visible,
+    joined,
+    kv_head_of,
+    mix,
+    powers_of,
+    scores,
+    softmax,
+    visible,
+)
+from karat.check.model.right.rope import turned
 from karat.config import RopeConfig
 
 _FLAG = (True,)
 
 
-@mistake("scores", of=ops.visible, choices=_FLAG)
+@mistake("scores", of=visible, choices=_FLAG)
 def late_cache_hidden(visible: Op[Visible], a: Visible, _: bool) -> NDArray[np.bool_]:
     """A step after the first does not see its own keys."""
     tokens = a.tokens
@@ -29,25 +42,25 @@ def late_cache_hidden(visible: Op[Visible], a: Visible, _: bool) -> NDArray[np.b
     return visible(a) & ~is_own
 
 
-@mistake("scores", of=ops.visible, choices=("top-left",))
+@mistake("scores", of=visible, choices=("top-left",))
 def align(visible: Op[Visible], a: Visible, _: str) -> NDArray[np.bool_]:
     """Rows of the mask count from the start of the step."""
     return visible(replace(a, query=a.tokens.index_in_step, last=a.tokens.index_in_step))
 
 
-@mistake("scores", of=ops.visible)
+@mistake("scores", of=visible)
 def diagonal(visible: Op[Visible], a: Visible, by: int) -> NDArray[np.bool_]:
     """A token sees more keys, by the value of the parameter."""
     return visible(replace(a, last=a.last + by))
 
 
-@mistake("scores", of=ops.visible, choices=(False,))
+@mistake("scores", of=visible, choices=(False,))
 def causal(visible: Op[Visible], a: Visible, _: bool) -> NDArray[np.bool_]:
     """A token sees the keys after it too."""
     return visible(replace(a, last=np.full_like(a.last, a.tokens.context)))
 
 
-@mistake("scores", of=ops.visible, choices=_FLAG)
+@mistake("scores", of=visible, choices=_FLAG)
 def alone(visible: Op[Visible], a: Visible, _: bool) -> NDArray[np.bool_]:
     """A token that would see nothing sees itself."""
     seen = visible(a)
@@ -55,13 +68,13 @@ def alone(visible: Op[Visible], a: Visible, _: bool) -> NDArray[np.bool_]:
     return seen | (is_itself & ~seen.any(axis=1, keepdims=True))
 
 
-@mistake("scores", of=ops.scores, choices=("nan",))
+@mistake("scores", of=scores, choices=("nan",))
 def mask(scores: Op[Scores], a: Scores, _: str) -> Array:
     """0 × -inf is added to the scores of all keys of the step, visible or not."""
     return np.where(a.seen, np.where(a.context.tokens.in_step, np.nan, _unmasked(scores, a)), -np.inf)
 
 
-@mistake("scores", of=ops.scores)
+@mistake("scores", of=scores)
 def score_cap(scores: Op[Scores], a: Scores, cap: float) -> Array:
     return np.where(a.seen, np.tanh(_unmasked(scores, a) / cap) * a.q.dtype.type(cap), -np.inf)
 
@@ -70,7 +83,7 @@ def _unmasked(scores: Op[Scores], a: Scores) -> Array:
     return scores(replace(a, seen=np.ones_like(a.seen)))
 
 
-@mistake("softmax", of=ops.softmax, choices=(0, -2))
+@mistake("softmax", of=softmax, choices=(0, -2))
 def axis(softmax: Op[Softmax], a: Softmax, axis: int, *, window_cache: bool = False, empty: str = "nan") -> Array:
     """Over heads (0) or queries (-2), within each step and sequence; keys that a step does not have stay 0.
 
@@ -80,7 +93,7 @@ def axis(softmax: Op[Softmax], a: Softmax, axis: int, *, window_cache: bool = Fa
     for rows in a.tokens.chunks:
         end = int(a.tokens.positions[rows[-1]]) + 1
         part = a.scores[:, rows, :end]
-        powers = ops.powers_of(part, axis)
+        powers = powers_of(part, axis)
         total = powers.sum(axis=axis, keepdims=True)
         weights = powers / (total if empty == "nan" else np.where(total == 0, 1, total))
         dropped = np.isneginf(part).all(axis=(0, 1)) & window_cache
@@ -88,7 +101,7 @@ def axis(softmax: Op[Softmax], a: Softmax, axis: int, *, window_cache: bool = Fa
     return out
 
 
-@mistake("softmax", of=ops.softmax, choices=("nan", "zero", "uniform"))
+@mistake("softmax", of=softmax, choices=("nan", "zero", "uniform"))
 def empty(softmax: Op[Softmax], a: Softmax, becomes: str) -> Array:
     """What a row becomes that sees nothing. "uniform": the mask is a large negative number instead of infinity."""
     sees_nothing = np.isneginf(a.scores).all(axis=-1, keepdims=True)
@@ -101,30 +114,30 @@ def empty(softmax: Op[Softmax], a: Softmax, becomes: str) -> Array:
             return softmax(a)
 
 
-@mistake("softmax", of=ops.softmax)
+@mistake("softmax", of=softmax)
 def sink_factor(softmax: Op[Softmax], a: Softmax, factor: float) -> Array:
     return softmax(a if a.sinks is None else replace(a, sinks=a.sinks * a.scores.dtype.type(factor)))
 
 
-@mistake("mix", of=ops.mix)
+@mistake("mix", of=mix)
 def rope_v(mix: Op[Mix], a: Mix, rope: RopeConfig) -> Array:
     return mix(replace(a, v=turned(a.v, rope, a.context)))
 
 
-@mistake("scores", of=ops.scores, name="gqa", choices=("tile", tuple))
+@mistake("scores", of=scores, name="gqa", choices=("tile", tuple))
 def _tiled_k(scores: Op[Scores], a: Scores, how: str | tuple[int, ...]) -> Array:
     return scores(replace(a, kv_head=_read_by(how, a.q.shape[1], a.k.shape[1])))
 
 
-@mistake("mix", of=ops.mix, name="gqa", choices=("tile", tuple))
+@mistake("mix", of=mix, name="gqa", choices=("tile", tuple))
 def _tiled_v(mix: Op[Mix], a: Mix, how: str | tuple[int, ...]) -> Array:
     return mix(replace(a, kv_head=_read_by(how, len(a.weights), a.v.shape[1])))
 
 
-def kv_head_of(node: Node, num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
+def kv_heads_read(node: Node, num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
     """[heads]: the KV head that each query head of this node reads."""
     how = node.mistakes.get("gqa")
-    return ops.kv_head_of(num_heads, num_kv_heads) if how is None else _read_by(how, num_heads, num_kv_heads)
+    return kv_head_of(num_heads, num_kv_heads) if how is None else _read_by(how, num_heads, num_kv_heads)
 
 
 def _read_by(how: str | tuple[int, ...], num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
@@ -136,7 +149,7 @@ def _tiled(num_heads: int, num_kv_heads: int) -> NDArray[np.int64]:
     return np.arange(num_heads) % num_kv_heads
 
 
-@mistake("mix", of=ops.joined, choices=("dim-major", "untransposed"))
+@mistake("mix", of=joined, choices=("dim-major", "untransposed"))
 def head_order(joined: Op[Joined], a: Joined, order: str, *, ranks: int = 1) -> Array:
     """[tokens, head_dim, heads], or [heads, tokens, head_dim] of a step flattened as it is ("untransposed").
 
@@ -240,7 +253,7 @@ def _kv_heads_by_rank(scope: Scope, layer: Layer) -> Iterator[tuple[str, tuple[i
     """The KV heads that query heads read where ranks tile their own, or where rank r has KV head r, counted round."""
     num_heads, num_kv = layer.shape.num_heads, layer.shape.num_kv_heads
     heads = np.arange(num_heads)
-    seen = [ops.kv_head_of(num_heads, num_kv).tolist(), _tiled(num_heads, num_kv).tolist()]
+    seen = [kv_head_of(num_heads, num_kv).tolist(), _tiled(num_heads, num_kv).tolist()]
     for n in (n for n in scope.degrees if num_heads % n == 0):
         each = num_heads // n
         if n >= num_kv:

@@ -11,11 +11,20 @@ import numpy as np
 
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Layer, Params, Scope
-from karat.check.model import ops
 from karat.check.model.context import Array
-from karat.check.model.evaluate import Op
 from karat.check.model.graph import Node
-from karat.check.model.ops import Add, GatedBy, SigmoidMul, SiluMul
+from karat.check.model.kinds import Op
+from karat.check.model.right.elementwise import (
+    Add,
+    GatedBy,
+    SigmoidMul,
+    SiluMul,
+    add,
+    gated_by,
+    sigmoid_mul,
+    silu,
+    silu_mul,
+)
 from karat.check.model.rounding import rounded
 
 _FLAG = (True,)
@@ -31,52 +40,52 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "nothing": lambda x: x,
 }
 GATES: Mapping[str, Callable[[Array], Array]] = {
-    "silu": ops.silu,
+    "silu": silu,
     "softplus": lambda x: np.logaddexp(x.dtype.type(0), x),
     "tanh": np.tanh,
     "nothing": lambda x: x,
 }
 
 
-@mistake("add", of=ops.add)
+@mistake("add", of=add)
 def factors(add: Op[Add], a: Add, counts: tuple[int, int]) -> Array:
     """How often each of the two is added."""
     parts = [x if count == 1 else x * x.dtype.type(count) for x, count in zip((a.x, a.y), counts, strict=True) if count]
     return parts[0] + parts[1] if len(parts) == 2 else parts[0]
 
 
-@mistake("silu_mul", of=ops.silu_mul, choices=_FLAG)
+@mistake("silu_mul", of=silu_mul, choices=_FLAG)
 def swapped(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
     return silu_mul(replace(a, gate=a.up, up=a.gate))
 
 
-@mistake("silu_mul", of=ops.silu_mul, choices=ACTIVATIONS)
+@mistake("silu_mul", of=silu_mul, choices=ACTIVATIONS)
 def activation(silu_mul: Op[SiluMul], a: SiluMul, name: str) -> Array:
     return silu_mul(replace(a, activation=ACTIVATIONS[name]))
 
 
-@mistake("silu_mul", of=ops.silu_mul, choices=_FLAG)
+@mistake("silu_mul", of=silu_mul, choices=_FLAG)
 def fp16_activation(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
     """The activation is stored as float16 before it is multiplied."""
     return silu_mul(replace(a, activation=lambda x: rounded(a.activation(x), "float16")))
 
 
-@mistake("silu_mul", of=ops.silu_mul, choices=_FLAG)
+@mistake("silu_mul", of=silu_mul, choices=_FLAG)
 def no_up(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
     return a.activation(a.gate)
 
 
-@mistake("sigmoid_mul", of=ops.sigmoid_mul, choices=_FLAG)
+@mistake("sigmoid_mul", of=sigmoid_mul, choices=_FLAG)
 def ungated(sigmoid_mul: Op[SigmoidMul], a: SigmoidMul, _: bool) -> Array:
     return a.x
 
 
-@mistake("sigmoid_mul", of=ops.sigmoid_mul, choices=GATES)
+@mistake("sigmoid_mul", of=sigmoid_mul, choices=GATES)
 def gate_activation(sigmoid_mul: Op[SigmoidMul], a: SigmoidMul, name: str) -> Array:
     return sigmoid_mul(replace(a, activation=GATES[name]))
 
 
-@mistake("sigmoid_mul", of=ops.gated_by, choices=_FLAG)
+@mistake("sigmoid_mul", of=gated_by, choices=_FLAG)
 def tiled_gate(gated_by: Op[GatedBy], a: GatedBy, _: bool) -> Array:
     """The gate's numbers one after the other, over and over, instead of each as often as it has elements."""
     return np.tile(a.gate, a.columns // a.gate.shape[-1])

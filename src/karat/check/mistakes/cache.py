@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Layer, Params, Scope
-from karat.check.model import ops
 from karat.check.model.context import Array
-from karat.check.model.evaluate import Op, turned
-from karat.check.model.ops import Mix, Scores, Softmax
+from karat.check.model.kinds import Op
+from karat.check.model.right.attention import Mix, Scores, Softmax, mix, scores, softmax
+from karat.check.model.right.rope import turned
 from karat.check.model.tokens import CACHE_FAULTS, NOBODY, CacheFault, Misplaced, Tokens
 from karat.config import FloatName, RopeConfig
 
@@ -24,23 +24,23 @@ TYPES = ("float16", "bfloat16", "float32")
 _BLOCKS = (4, 8, 16, 32, 64, 128, 256)  # slots a block
 
 
-@mistake("scores", of=ops.scores, name="cache", choices=_FAULTS)
+@mistake("scores", of=scores, name="cache", choices=_FAULTS)
 def _other_k(scores: Op[Scores], a: Scores, fault: CacheFault) -> Array:
     return scores(replace(a, sources=a.context.tokens.sources(fault)))
 
 
-@mistake("mix", of=ops.mix, name="cache", choices=_FAULTS)
+@mistake("mix", of=mix, name="cache", choices=_FAULTS)
 def _other_v(mix: Op[Mix], a: Mix, fault: CacheFault) -> Array:
     return mix(replace(a, sources=a.context.tokens.sources(fault)))
 
 
-@mistake("scores", of=ops.scores, name="earlier", choices=_FLAG)
+@mistake("scores", of=scores, name="earlier", choices=_FLAG)
 def _earlier_k(scores: Op[Scores], a: Scores, _: bool) -> Array:
     """The keys of earlier steps are those of the last input."""
     return np.where(_is_earlier(a.context.tokens), scores(replace(a, k=a.others[-1])), scores(a))
 
 
-@mistake("mix", of=ops.mix, name="earlier", choices=_FLAG)
+@mistake("mix", of=mix, name="earlier", choices=_FLAG)
 def _earlier_v(mix: Op[Mix], a: Mix, _: bool) -> Array:
     """The values of earlier steps are those of the last input."""
     earlier = _is_earlier(a.context.tokens)
@@ -53,31 +53,31 @@ def _is_earlier(tokens: Tokens) -> NDArray[np.bool_]:
     return np.arange(tokens.context) < tokens.step_start[:, None]
 
 
-@mistake("scores", of=ops.scores)
+@mistake("scores", of=scores)
 def turned_again(scores: Op[Scores], a: Scores, rope: RopeConfig, *, of_earlier: bool = False) -> Array:
     """Keys, or those of earlier steps, are turned once more when they are stored."""
     again = scores(replace(a, k=turned(a.k, rope, a.context)))
     return np.where(_is_earlier(a.context.tokens), again, scores(a)) if of_earlier else again
 
 
-@mistake("scores", of=ops.scores, name="stored_as", choices=TYPES)
+@mistake("scores", of=scores, name="stored_as", choices=TYPES)
 def _k_stored_as(scores: Op[Scores], a: Scores, dtype: FloatName) -> Array:
     return scores(replace(a, context=a.context.storing(dtype)))
 
 
-@mistake("mix", of=ops.mix, name="stored_as", choices=TYPES)
+@mistake("mix", of=mix, name="stored_as", choices=TYPES)
 def _v_stored_as(mix: Op[Mix], a: Mix, dtype: FloatName) -> Array:
     return mix(replace(a, context=a.context.storing(dtype)))
 
 
-@mistake("scores", of=ops.scores, name="blocks", choices=(int,))
+@mistake("scores", of=scores, name="blocks", choices=(int,))
 def _empty_k(scores: Op[Scores], a: Scores, size: int) -> Array:
     """The slots of the last block that nobody wrote are seen: their keys are zeros."""
     tokens = a.context.tokens
     return np.where(_is_empty(tokens) & (np.arange(tokens.context) < _end_of_block(tokens, size)), 0, scores(a))
 
 
-@mistake("softmax", of=ops.softmax, name="blocks", choices=(int,))
+@mistake("softmax", of=softmax, name="blocks", choices=(int,))
 def _empty_weights(softmax: Op[Softmax], a: Softmax, size: int) -> Array:
     """Slots behind the last key of all are counted too; a trace has no weights of them."""
     behind = np.maximum(_end_of_block(a.tokens, size) - a.tokens.context, 0)
@@ -87,7 +87,7 @@ def _empty_weights(softmax: Op[Softmax], a: Softmax, size: int) -> Array:
     return powers / (powers.sum(axis=-1, keepdims=True) + behind * np.exp(-largest))
 
 
-@mistake("mix", of=ops.mix, name="blocks", choices=(int,))
+@mistake("mix", of=mix, name="blocks", choices=(int,))
 def _empty_v(mix: Op[Mix], a: Mix, size: int) -> Array:
     tokens = a.context.tokens
     return mix(replace(a, sources=np.where(_is_empty(tokens), NOBODY, tokens.sources())))

@@ -12,10 +12,20 @@ from numpy.typing import NDArray
 from karat.check.mistakes.block import ACTIVATIONS
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Layer, Params, Scope
-from karat.check.model import ops
 from karat.check.model.context import Array, Matrix
-from karat.check.model.evaluate import Op
-from karat.check.model.ops import ChosenIds, ChosenWeights, Expert, Inner, Paired
+from karat.check.model.kinds import Op
+from karat.check.model.right.experts import (
+    ChosenIds,
+    ChosenWeights,
+    Expert,
+    Inner,
+    Paired,
+    chosen_ids,
+    chosen_weights,
+    expert,
+    inner,
+    paired,
+)
 from karat.ops.api import Clamp, Routing
 
 Variants = Iterator[tuple[str, str, dict[str, Params]]]
@@ -83,50 +93,50 @@ class _Cut:
         return self.cut(self.gate.product(x), self.up.product(x))[self.number]
 
 
-@mistake("chosen_ids", of=ops.chosen_ids, choices=_SHIFTS)
+@mistake("chosen_ids", of=chosen_ids, choices=_SHIFTS)
 def shift(chosen_ids: Op[ChosenIds], a: ChosenIds, number: int) -> NDArray[np.int64]:
     return (chosen_ids(a) + number) % a.logits.shape[-1]
 
 
-@mistake("chosen_ids", of=ops.chosen_ids, choices=(True,))
+@mistake("chosen_ids", of=chosen_ids, choices=(True,))
 def smallest(chosen_ids: Op[ChosenIds], a: ChosenIds, _: bool) -> NDArray[np.int64]:
     return chosen_ids(replace(a, logits=-a.logits))
 
 
-@mistake("chosen_weights", of=ops.chosen_weights, choices=_SHIFTS)
+@mistake("chosen_weights", of=chosen_weights, choices=_SHIFTS)
 def of_unshifted(chosen_weights: Op[ChosenWeights], a: ChosenWeights, number: int) -> Array:
     """The weights are those of the experts whose ids were shifted afterwards."""
     return chosen_weights(replace(a, ids=(a.ids - number) % a.logits.shape[-1]))
 
 
-@mistake("chosen_weights", of=ops.chosen_weights, choices=(True,))
+@mistake("chosen_weights", of=chosen_weights, choices=(True,))
 def descending(chosen_weights: Op[ChosenWeights], a: ChosenWeights, _: bool) -> Array:
     return np.sort(chosen_weights(a), axis=-1)[:, ::-1]
 
 
-@mistake("chosen_weights", of=ops.chosen_weights, choices=(True, False))
+@mistake("chosen_weights", of=chosen_weights, choices=(True, False))
 def sigmoid(chosen_weights: Op[ChosenWeights], a: ChosenWeights, renormalised: bool) -> Array:
     scores = 1 / (1 + np.exp(-np.take_along_axis(a.logits, a.ids, axis=-1)))
     return scores / scores.sum(axis=-1, keepdims=True) if renormalised else scores
 
 
-@mistake("experts", of=ops.paired, choices=PAIRINGS)
+@mistake("experts", of=paired, choices=PAIRINGS)
 def pairing(paired: Op[Paired], a: Paired, name: str) -> Array:
     return PAIRINGS[name](a)
 
 
-@mistake("experts", of=ops.expert, choices=STACKS)
+@mistake("experts", of=expert, choices=STACKS)
 def stack(expert: Op[Expert], a: Expert, name: str) -> Array:
     gate, up = (_Cut(a.gate, a.up, STACKS[name], number) for number in range(2))
     return expert(replace(a, gate=gate, up=up))
 
 
-@mistake("experts", of=ops.inner, choices=CLAMPED)
+@mistake("experts", of=inner, choices=CLAMPED)
 def clamped(inner: Op[Inner], a: Inner, name: str) -> Array:
     return CLAMPED[name](inner, a)
 
 
-@mistake("experts", of=ops.expert, choices=ACTIVATIONS)
+@mistake("experts", of=expert, choices=ACTIVATIONS)
 def expert_activation(expert: Op[Expert], a: Expert, name: str) -> Array:
     return expert(replace(a, activation=ACTIVATIONS[name]))
 

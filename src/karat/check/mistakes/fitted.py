@@ -15,9 +15,10 @@ from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.embedding import NO_ROW
 from karat.check.mistakes.fitted_ranks import kv_heads, order
 from karat.check.mistakes.nodes import changed, evaluate, replaced
-from karat.check.model import ops
 from karat.check.model.context import Context
 from karat.check.model.graph import Node
+from karat.check.model.right.attention import Visible, visible
+from karat.check.model.right.norm import spanned
 
 Array = NDArray[np.floating]
 F64 = np.dtype(np.float64)
@@ -78,8 +79,8 @@ def _scores(
     yield from kv_heads(node, len(got), inputs[1].shape[1], inputs, got, context)
     # The window that the pattern of masked scores shows.
     tokens = context.tokens
-    without_window = ops.Visible(tokens.positions, tokens.positions, None, tokens)
-    seen = np.isfinite(got).any(axis=0) & replaced(node)(ops.visible)(without_window)
+    without_window = Visible(tokens.positions, tokens.positions, None, tokens)
+    seen = np.isfinite(got).any(axis=0) & replaced(node)(visible)(without_window)
     count = seen.sum(axis=-1)
     last = int(count.max())
     if last and node.params["window"] != last and last < tokens.context:
@@ -90,7 +91,7 @@ def _norm(
     node: Node, inputs: Sequence[Array], got: Array, context: Context
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     weight = context.weights.array(node.params["weight"], F64) + node.mistakes.get("offset", 0)
-    x, got = ops.spanned(inputs[0], weight), ops.spanned(got, weight)
+    x, got = spanned(inputs[0], weight), spanned(got, weight)
     scaled = x * weight
     square = (scaled * scaled).sum(axis=-1)
     factor = (scaled * got).sum(axis=-1) / square  # 1 / root of each row

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.context import Array, Context
 from karat.check.model.graph import Node
-from karat.check.model.ops import kv_head_of
+from karat.check.model.right.attention import kv_head_of
 from karat.check.model.tokens import NOBODY, Foreign, Misplaced, Tokens
 
 _MOST = 256  # positions with a wrong key, beyond which it is no matter of some slots

@@ -10,9 +10,9 @@ from karat.check.mistakes.linear import in_order, order_text
 from karat.check.mistakes.nodes import changed, evaluate
 from karat.check.mistakes.parts import is_by_inputs
 from karat.check.mistakes.scope import DEGREES
-from karat.check.model import ops
 from karat.check.model.context import Context
 from karat.check.model.graph import Node
+from karat.check.model.right.attention import kv_head_of
 
 Array = NDArray[np.floating]
 F64 = np.dtype(np.float64)
@@ -33,7 +33,7 @@ def kv_heads(
         )
         left.append(by_head)
     found = tuple(np.argmin(left, axis=0).tolist())
-    if found != tuple(ops.kv_head_of(num_heads, num_kv_heads).tolist()):
+    if found != tuple(kv_head_of(num_heads, num_kv_heads).tolist()):
         yield "gqa-tile", f"query heads read KV heads {', '.join(map(str, found))}", {"gqa": found}
 
 

@@ -13,11 +13,12 @@ from karat.check.mistakes.quantised import mistakes
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import DEGREES, Params, Scope
 from karat.check.mistakes.weight_readings import Effective, Made
-from karat.check.model import ops
 from karat.check.model.context import Array
-from karat.check.model.evaluate import Op
 from karat.check.model.graph import Node
-from karat.check.model.ops import Biased, Product, Select
+from karat.check.model.kinds import Op
+from karat.check.model.right.linear import Biased, Product, biased, product
+from karat.check.model.right.norm import Norm, norm
+from karat.check.model.right.rows import Select, select
 from karat.check.model.rounding import rounded
 from karat.check.model.tokens import Tokens
 from karat.checkpoint.weights import PLAIN_BYTES
@@ -30,7 +31,7 @@ ROWS = {
 }
 
 
-@mistake("linear", of=ops.product, name="rows_of")
+@mistake("linear", of=product, name="rows_of")
 def _rows_of(product: Op[Product], a: Product, of: tuple[str, str, float, str]) -> Array:
     """Logits of other rows; the last input is what the final norm selects its rows from, before it.
 
@@ -39,11 +40,11 @@ def _rows_of(product: Op[Product], a: Product, of: tuple[str, str, float, str]) 
     kind, weight, eps, head = of
     context, dtype = a.context, a.x.dtype
     rows = other_rows(kind, context.logit_rows, context.tokens)
-    norm = ops.Norm(a.others[-1][rows], context.weights.array(weight, dtype), dtype.type(eps), context)
-    return product(replace(a, x=context.read(ops.norm(norm), head)))
+    given = Norm(a.others[-1][rows], context.weights.array(weight, dtype), dtype.type(eps), context)
+    return product(replace(a, x=context.read(norm(given), head)))
 
 
-@mistake("select", of=ops.select, name="rows_of", choices=tuple(ROWS))
+@mistake("select", of=select, name="rows_of", choices=tuple(ROWS))
 def _selected(select: Op[Select], a: Select, kind: str) -> Array:
     return select(replace(a, rows=other_rows(kind, a.rows, a.tokens)))
 
@@ -56,7 +57,7 @@ def other_rows(kind: str, rows: NDArray[np.int64], tokens: Tokens) -> NDArray[np
     return of_kind[kind]
 
 
-@mistake("linear", of=ops.product)
+@mistake("linear", of=product)
 def input_part(product: Op[Product], a: Product, rank_of: tuple[int, int]) -> Array:
     """Only one of n ranks adds up its part of the inputs: (rank, n)."""
     rank, n = rank_of
@@ -65,7 +66,7 @@ def input_part(product: Op[Product], a: Product, rank_of: tuple[int, int]) -> Ar
     return product(replace(a, x=np.where(is_mine, a.x, 0)))
 
 
-@mistake("linear", of=ops.product)
+@mistake("linear", of=product)
 def elements(product: Op[Product], a: Product, changes: Sequence[tuple[int, int, float]]) -> Array:
     """Some elements of the weight are other numbers: (row, column, by how much)."""
     y = product(a)
@@ -74,24 +75,24 @@ def elements(product: Op[Product], a: Product, changes: Sequence[tuple[int, int,
     return y
 
 
-@mistake("linear", of=ops.product, choices=(True,))
+@mistake("linear", of=product, choices=(True,))
 def fp16_sum(product: Op[Product], a: Product, _: bool) -> Array:
     """The sum is stored as float16 before the bias is added."""
     return rounded(product(a), "float16")
 
 
-@mistake("linear", of=ops.product)
+@mistake("linear", of=product)
 def effective(product: Op[Product], a: Product, reading: Effective) -> Array:
     """The weight is read wrongly."""
     return product(replace(a, weight=Made.of(reading, a.weight)))
 
 
-@mistake("linear", of=ops.biased)
+@mistake("linear", of=biased)
 def factor(biased: Op[Biased], a: Biased, number: float) -> Array:
     return biased(a) * a.dtype.type(number)
 
 
-@mistake("linear", of=ops.biased)
+@mistake("linear", of=biased)
 def bias_elements(biased: Op[Biased], a: Biased, changes: Sequence[tuple[int, float]]) -> Array:
     """Some elements of the bias are other numbers: (row, by how much)."""
     y = biased(a).copy()
@@ -100,13 +101,13 @@ def bias_elements(biased: Op[Biased], a: Biased, changes: Sequence[tuple[int, fl
     return y
 
 
-@mistake("linear", of=ops.biased)
+@mistake("linear", of=biased)
 def effective_bias(biased: Op[Biased], a: Biased, reading: Effective) -> Array:
     """The bias is read wrongly."""
     return biased(a if a.bias is None else replace(a, bias=reading(a.weights, a.dtype)))
 
 
-@mistake("linear", of=ops.biased)
+@mistake("linear", of=biased)
 def bias_factor(biased: Op[Biased], a: Biased, number: float) -> Array:
     """The bias is added as often as the parameter says; 0: never."""
     if a.bias is None or number == 0:

@@ -13,16 +13,18 @@ from dataclasses import replace
 import numpy as np
 
 from karat.check.mistakes.registry import mistake
-from karat.check.model import ops
 from karat.check.model.context import Array, StoredMatrix
-from karat.check.model.evaluate import Op
-from karat.check.model.graph import Kind
-from karat.check.model.ops import Add, Angles, Biased, Mix, Norm, Product, Rope, Scores, SiluMul, Softmax
+from karat.check.model.kinds import Op
+from karat.check.model.right.attention import Mix, Scores, Softmax, mix, scores, softmax, with_sinks
+from karat.check.model.right.elementwise import Add, SiluMul, add, silu_mul
+from karat.check.model.right.linear import Biased, Product, biased, product
+from karat.check.model.right.norm import Norm, norm, spanned
+from karat.check.model.right.rope import Angles, Rope, angles, rope
 from karat.check.model.rounding import rounded
 from karat.config import FloatName
 
 # What may be rounded in an op of each kind, in words.
-INSIDE: Mapping[Kind, tuple[str, ...]] = {
+INSIDE: Mapping[str, tuple[str, ...]] = {
     "norm": ("everything", "x, the normed row, the weight, the result", "x²", "x², its mean", "x", "the result"),
     "linear": (
         "x, the weight, the product",
@@ -55,10 +57,10 @@ def _no(x: Array) -> Array:
     return x
 
 
-@mistake("norm", of=ops.norm, name="narrow")
+@mistake("norm", of=norm, name="narrow")
 def narrow_norm(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> Array:
     """The last number: by how many units the one number of each row is moved, which may lie near a tie."""
-    return _narrow_rows(norm, replace(a, x=ops.spanned(a.x, a.weight)), what).reshape(a.x.shape)
+    return _narrow_rows(norm, replace(a, x=spanned(a.x, a.weight)), what).reshape(a.x.shape)
 
 
 def _narrow_rows(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> Array:
@@ -80,7 +82,7 @@ def _narrow_rows(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> A
     return to(to(x * to(to(1 / np.sqrt(to(mean + a.eps))) * beside)) * to(a.weight))
 
 
-@mistake("linear", of=ops.product, name="narrow")
+@mistake("linear", of=product, name="narrow")
 def narrow_product(product: Op[Product], a: Product, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.x)
     assert isinstance(a.weight, StoredMatrix)
@@ -92,7 +94,7 @@ def narrow_product(product: Op[Product], a: Product, what: _What) -> Array:
     return to(y) if "the product" in where else y
 
 
-@mistake("linear", of=ops.biased, name="narrow_sum")
+@mistake("linear", of=biased, name="narrow_sum")
 def narrow_biased(biased: Op[Biased], a: Biased, what: _What) -> Array:
     """Product and bias are added, and the sum is rounded."""
     where, to = what[0], _to(what[1], a.y)
@@ -101,7 +103,7 @@ def narrow_biased(biased: Op[Biased], a: Biased, what: _What) -> Array:
     return to(biased(a))
 
 
-@mistake("rope", of=ops.angles, name="narrow")
+@mistake("rope", of=angles, name="narrow")
 def narrow_angles(angles: Op[Angles], a: Angles, what: _What) -> Array:
     where, to = what[0], _to(what[1], np.zeros(0))
     if where not in ("frequencies", "positions", "positions, frequencies, angles"):
@@ -116,7 +118,7 @@ def narrow_angles(angles: Op[Angles], a: Angles, what: _What) -> Array:
     return to(by) if "angles" in where else by
 
 
-@mistake("rope", of=ops.rope, name="narrow_turn")
+@mistake("rope", of=rope, name="narrow_turn")
 def narrow_rope(rope: Op[Rope], a: Rope, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.x)
     cos, sin = to(a.cos), to(a.sin)
@@ -128,7 +130,7 @@ def narrow_rope(rope: Op[Rope], a: Rope, what: _What) -> Array:
     return np.concatenate(turned, axis=-1)
 
 
-@mistake("scores", of=ops.scores, name="narrow")
+@mistake("scores", of=scores, name="narrow")
 def narrow_scores(scores: Op[Scores], a: Scores, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.q)
     if "q, k" in where:
@@ -138,7 +140,7 @@ def narrow_scores(scores: Op[Scores], a: Scores, what: _What) -> Array:
     return to(scores(a)) if "the result" in where else scores(a)
 
 
-@mistake("softmax", of=ops.softmax, name="narrow")
+@mistake("softmax", of=softmax, name="narrow")
 def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: tuple[str, FloatName, int | None]) -> Array:
     """The last number: by how many units each row's sum is moved, which is added up in the narrow type; None: it is
     added up key by key, each sum rounded.
@@ -146,7 +148,7 @@ def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: tuple[str, FloatName,
     where, dtype, units = what
     to = _to(dtype, a.scores)
     if where == "everything":
-        scores = to(ops.with_sinks(a))
+        scores = to(with_sinks(a))
         largest = scores.max(axis=-1, keepdims=True)
         powers = to(np.exp(to(scores - np.where(np.isneginf(largest), 0, largest))))
         if units is None:
@@ -160,7 +162,7 @@ def narrow_softmax(softmax: Op[Softmax], a: Softmax, what: tuple[str, FloatName,
     return to(weights) if "the result" in where else weights
 
 
-@mistake("mix", of=ops.mix, name="narrow")
+@mistake("mix", of=mix, name="narrow")
 def narrow_mix(mix: Op[Mix], a: Mix, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.v)
     if "weights" in where:
@@ -170,7 +172,7 @@ def narrow_mix(mix: Op[Mix], a: Mix, what: _What) -> Array:
     return to(mix(a)) if "the result" in where else mix(a)
 
 
-@mistake("silu_mul", of=ops.silu_mul, name="narrow")
+@mistake("silu_mul", of=silu_mul, name="narrow")
 def narrow_silu(silu_mul: Op[SiluMul], a: SiluMul, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.gate)
     if where == "the result":
@@ -180,7 +182,7 @@ def narrow_silu(silu_mul: Op[SiluMul], a: SiluMul, what: _What) -> Array:
     return to(activated * to(a.up)) if where == "everything" else activated * a.up
 
 
-@mistake("add", of=ops.add, name="narrow")
+@mistake("add", of=add, name="narrow")
 def narrow_add(add: Op[Add], a: Add, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.x)
     if "both" in where:
@@ -188,7 +190,7 @@ def narrow_add(add: Op[Add], a: Add, what: _What) -> Array:
     return to(add(a)) if "the result" in where else add(a)
 
 
-def edits(kind: Kind, where: str, dtype: FloatName) -> Sequence[Mapping[str, object]]:
+def edits(kind: str, where: str, dtype: FloatName) -> Sequence[Mapping[str, object]]:
     """The parameters of a node of this kind in which `where`, one of INSIDE, is rounded to `dtype`.
 
     Where one number decides a whole row, and may be another one by a few units, all of its values.

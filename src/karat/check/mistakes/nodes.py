@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from karat.check.mistakes import attention, block, cache, embedding, experts, linear, narrow, norm, result, rope
-from karat.check.mistakes.registry import KINDS, MISTAKES, Mistake
-from karat.check.model import evaluate as right
+from karat.check.mistakes.registry import MISTAKES, Mistake
+from karat.check.model import evaluate as of_right
 from karat.check.model.context import Array, Context, DType
-from karat.check.model.evaluate import Arguments, Op
-from karat.check.model.graph import PARAMETERS, Kind, Node
+from karat.check.model.graph import KINDS, Node
+from karat.check.model.kinds import Arguments, Op, Replace, right
 from karat.errors import UsageError
 
 REGISTERED_BY = (attention, block, cache, embedding, experts, linear, narrow, norm, result, rope)
@@ -31,7 +31,7 @@ def changed(node: Node, edit: Mapping[str, Any]) -> Node:
     for key, value in edit.items():
         if key == "inputs":
             inputs = tuple(value)
-        elif key in PARAMETERS[node.kind]:
+        elif key in KINDS[node.kind].parameters:
             params[key] = value
         elif key not in _wrong_parameters(node.kind):
             raise UsageError(_unknown(f"a {node.kind}", "parameter", key, parameters_of(node.kind)))
@@ -51,21 +51,20 @@ def changed(node: Node, edit: Mapping[str, Any]) -> Node:
 
 def parameters_of(kind: str) -> tuple[str, ...]:
     """Everything that an edit of a node of this kind may say. Raises UsageError for a kind that does not exist."""
-    known = next((one for one in KINDS if one == kind), None)
-    if known is None:
+    if kind not in KINDS:
         raise UsageError(_unknown("a graph", "kind of node", kind, KINDS))
-    return ("inputs", *sorted(PARAMETERS[known]), *_wrong_parameters(known))
+    return ("inputs", *sorted(KINDS[kind].parameters), *_wrong_parameters(kind))
 
 
 def evaluate(node: Node, inputs: Sequence[Array], context: Context, dtype: DType) -> Array:
     """The result of a node with all its mistakes, as karat.check.model.evaluate has it of a right one."""
-    return right.evaluate(node, inputs, context, dtype, replaced(node))
+    return of_right.evaluate(node, inputs, context, dtype, replaced(node))
 
 
-def replaced(node: Node) -> right.Replace:
+def replaced(node: Node) -> Replace:
     """What the node's mistakes make of a right function. UsageError for one that its kind does not have."""
     if not node.mistakes:
-        return right.right
+        return right
     for key in node.mistakes.keys() - set(_wrong_parameters(node.kind)):
         raise UsageError(_unknown(f"a {node.kind}", "parameter", key, parameters_of(node.kind)))
     made = [one for key, one in MISTAKES[node.kind].items() if key in node.mistakes]
@@ -97,7 +96,7 @@ def _is(value: object, choice: object) -> bool:
     return isinstance(value, choice) if isinstance(choice, type) else value == choice
 
 
-def _wrong_parameters(kind: Kind) -> tuple[str, ...]:
+def _wrong_parameters(kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for own, one in MISTAKES[kind].items() for key in (own, *one.companions)))
 
 

@@ -11,33 +11,33 @@ import numpy as np
 from karat.check.mistakes.linear import other_layers
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import LINEARS, ROUTER, Layer, Params, Scope
-from karat.check.model import ops
 from karat.check.model.context import Array
-from karat.check.model.evaluate import Op, turned
 from karat.check.model.graph import Node
-from karat.check.model.ops import Norm
+from karat.check.model.kinds import Op
+from karat.check.model.right.norm import Norm, mean_square, norm, spanned
+from karat.check.model.right.rope import turned
 from karat.config import RopeConfig
 
 _EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 
 
-@mistake("norm", of=ops.norm, choices=(True,))
+@mistake("norm", of=norm, choices=(True,))
 def skip(norm: Op[Norm], a: Norm, _: bool) -> Array:
     return a.x
 
 
-@mistake("norm", of=ops.norm)
+@mistake("norm", of=norm)
 def rope_first(norm: Op[Norm], a: Norm, rope: RopeConfig) -> Array:
     """x is turned before it is normalised."""
     return norm(replace(a, x=turned(a.x, rope, a.context)))
 
 
-@mistake("norm", of=ops.norm)
+@mistake("norm", of=norm)
 def offset(norm: Op[Norm], a: Norm, number: float) -> Array:
     return norm(replace(a, weight=a.weight + a.weight.dtype.type(number)))
 
 
-@mistake("norm", of=ops.norm)
+@mistake("norm", of=norm)
 def elements(norm: Op[Norm], a: Norm, changes: Sequence[tuple[int, float]]) -> Array:
     """Some elements of the weight are other numbers: (column, by how much)."""
     weight = a.weight.copy()
@@ -46,24 +46,24 @@ def elements(norm: Op[Norm], a: Norm, changes: Sequence[tuple[int, float]]) -> A
     return norm(replace(a, weight=weight))
 
 
-@mistake("norm", of=ops.norm, choices=(True,))
+@mistake("norm", of=norm, choices=(True,))
 def no_weight(norm: Op[Norm], a: Norm, _: bool) -> Array:
     return norm(replace(a, weight=np.ones_like(a.weight)))
 
 
-@mistake("norm", of=ops.norm, choices=(True,))
+@mistake("norm", of=norm, choices=(True,))
 def eps_outside(norm: Op[Norm], a: Norm, _: bool) -> Array:
-    x = ops.spanned(a.x, a.weight)
-    return (x / (np.sqrt(ops.mean_square(x)) + a.eps) * a.weight).reshape(a.x.shape)
+    x = spanned(a.x, a.weight)
+    return (x / (np.sqrt(mean_square(x)) + a.eps) * a.weight).reshape(a.x.shape)
 
 
-@mistake("norm", of=ops.norm, choices=("LayerNorm", "variance", "mean"))
+@mistake("norm", of=norm, choices=("LayerNorm", "variance", "mean"))
 def about_mean(norm: Op[Norm], a: Norm, what: str) -> Array:
     """The mean is taken off: x's own (mean), that of the square only (variance), or both (LayerNorm)."""
-    plain = ops.spanned(a.x, a.weight)
+    plain = spanned(a.x, a.weight)
     middle = plain.mean(axis=-1, keepdims=True)
     x = plain if what == "variance" else plain - middle
-    square = ops.mean_square(plain if what == "mean" else plain - middle)
+    square = mean_square(plain if what == "mean" else plain - middle)
     return (x / np.sqrt(square + a.eps) * a.weight).reshape(a.x.shape)
 
 

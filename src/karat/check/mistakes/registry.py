@@ -1,9 +1,9 @@
 """The registry of wrong arithmetic: kind of node → parameter → the function that computes wrongly.
 
-A mistake takes the place of one right function of karat.check.model.ops. It is called with that function (or with what
-another mistake made of it), its arguments and the parameter's value:
+A mistake takes the place of one right function of karat.check.model.right. It is called with that function (or with
+what another mistake made of it), its arguments and the parameter's value:
 
-    @mistake("linear", of=ops.biased)
+    @mistake("linear", of=biased)
     def factor(biased: Op[Biased], a: Biased, number: float) -> Array:
         return biased(a) * number
 
@@ -13,12 +13,12 @@ Of several mistakes at one function, the one that is registered first is the out
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Any, get_args
+from typing import Any
 
 from numpy.typing import NDArray
 
-from karat.check.model.evaluate import Arguments, Op
-from karat.check.model.graph import PARAMETERS, Kind
+from karat.check.model.graph import KINDS
+from karat.check.model.kinds import Arguments, Op
 
 Wrong = Callable[..., NDArray[Any]]  # (the right function, its arguments, the value, companions by name)
 
@@ -37,12 +37,11 @@ class Mistake:
     companions: tuple[str, ...]
 
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
-MISTAKES: Mapping[Kind, dict[str, Mistake]] = {kind: {} for kind in KINDS}
+MISTAKES: Mapping[str, dict[str, Mistake]] = {kind: {} for kind in KINDS}
 
 
 def mistake(
-    *kinds: Kind, of: Op[Arguments], name: str | None = None, choices: Collection[Any] | None = None
+    *kinds: str, of: Op[Arguments], name: str | None = None, choices: Collection[Any] | None = None
 ) -> Callable[[Wrong], Wrong]:
     """Registers a function as what `of` becomes in nodes of these kinds; `name`: the parameter, if not its own name."""
 
@@ -51,7 +50,7 @@ def mistake(
         companions = tuple(p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY)
         parameter = name or wrong.__name__
         for kind in kinds:
-            assert parameter not in MISTAKES[kind] and parameter not in PARAMETERS[kind], f"{kind}: {parameter} twice"
+            assert parameter not in (*MISTAKES[kind], *KINDS[kind].parameters), f"{kind}: {parameter} twice"
             MISTAKES[kind][parameter] = Mistake(parameter, of, wrong, choices, companions)
         return wrong
 

@@ -9,24 +9,23 @@ import numpy as np
 
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Params
-from karat.check.model import ops
 from karat.check.model.context import Array
-from karat.check.model.evaluate import Op
-from karat.check.model.ops import Result
+from karat.check.model.evaluate import Result, result
+from karat.check.model.kinds import Op
 from karat.check.model.rounding import rounded
 
 
-@mistake("linear", of=ops.result)
+@mistake("linear", of=result)
 def soft_cap(result: Op[Result], a: Result, cap: float) -> Array:
     return np.tanh(result(a) / cap) * a.dtype.type(cap)
 
 
-@mistake("embedding", "linear", of=ops.result)
+@mistake("embedding", "linear", of=result)
 def output_factor(result: Op[Result], a: Result, factor: float) -> Array:
     return result(a) * a.dtype.type(factor)
 
 
-@mistake("linear", "scores", "mix", "silu_mul", "add", of=ops.result, choices=(True,))
+@mistake("linear", "scores", "mix", "silu_mul", "add", of=result, choices=(True,))
 def fp16_output(result: Op[Result], a: Result, _: bool) -> Array:
     return rounded(result(a), "float16")
 

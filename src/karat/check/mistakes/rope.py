@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Layer, Params, Scope
-from karat.check.model import ops
 from karat.check.model.context import Array
-from karat.check.model.evaluate import Op
-from karat.check.model.ops import Angles, Rope
+from karat.check.model.kinds import Op
+from karat.check.model.right.norm import Norm, norm
+from karat.check.model.right.rope import Angles, Rope, angles, rope
 from karat.check.model.tokens import Tokens
 from karat.config import LayerShape, RopeConfig
 from karat.ops.rope_table import yarn_attention_factor
@@ -31,16 +31,16 @@ _FLAT = {"flat": "positions go on from one sequence to the next"}
 _STATED = {"stated": "the positions that the trace states"}
 
 
-@mistake("rope", of=ops.rope)
+@mistake("rope", of=rope)
 def norm_after(rope: Op[Rope], a: Rope, weight_and_eps: tuple[str, float]) -> Array:
     """RoPE's result is normalised."""
     name, eps = weight_and_eps
     x = rope(a)
     weight = a.context.weights.array(name, x.dtype)
-    return ops.norm(ops.Norm(x, weight, x.dtype.type(eps), a.context))
+    return norm(Norm(x, weight, x.dtype.type(eps), a.context))
 
 
-@mistake("rope", of=ops.rope)
+@mistake("rope", of=rope)
 def late_bias(rope: Op[Rope], a: Rope, bias_and_how: tuple[str, str]) -> Array:
     """The bias is added behind RoPE; "moved": x has it already, and loses it; "added": x does not have it."""
     name, how = bias_and_how
@@ -48,12 +48,12 @@ def late_bias(rope: Op[Rope], a: Rope, bias_and_how: tuple[str, str]) -> Array:
     return rope(replace(a, x=a.x - bias) if how == "moved" else a) + bias
 
 
-@mistake("rope", of=ops.rope, choices=(True,))
+@mistake("rope", of=rope, choices=(True,))
 def skip(rope: Op[Rope], a: Rope, _: bool) -> Array:
     return a.x
 
 
-@mistake("rope", of=ops.rope, choices=("interleaved",))
+@mistake("rope", of=rope, choices=("interleaved",))
 def pairing(rope: Op[Rope], a: Rope, _: str) -> Array:
     """Neighbours are turned, (2i, 2i + 1)."""
     cos, sin, size = a.cos, a.sin, 2 * a.cos.shape[-1]
@@ -63,28 +63,28 @@ def pairing(rope: Op[Rope], a: Rope, _: str) -> Array:
     return out
 
 
-@mistake("rope", of=ops.angles)
+@mistake("rope", of=angles)
 def times(angles: Op[Angles], a: Angles, number: int) -> Array:
     return angles(a) * number
 
 
-@mistake("rope", of=ops.angles, choices=(-1,))
+@mistake("rope", of=angles, choices=(-1,))
 def direction(angles: Op[Angles], a: Angles, sign: int) -> Array:
     return angles(a) * sign
 
 
-@mistake("rope", of=ops.angles, choices=(*_OF_STEPS, *_FLAT, *_STATED, int, tuple))
+@mistake("rope", of=angles, choices=(*_OF_STEPS, *_FLAT, *_STATED, int, tuple))
 def positions(angles: Op[Angles], a: Angles, kind: PositionKind) -> Array:
     return angles(replace(a, positions=position_map(kind, a.context.tokens)))
 
 
-@mistake("rope", of=ops.angles)
+@mistake("rope", of=angles)
 def rotary_dim(angles: Op[Angles], a: Angles, size: int) -> Array:
     """Only the first dimensions turn, with frequencies of their own number."""
     return angles(replace(a, rotary_dim=size, table_dim=size))
 
 
-@mistake("rope", of=ops.angles)
+@mistake("rope", of=angles)
 def table_dim(angles: Op[Angles], a: Angles, size: int) -> Array:
     """The frequencies are those of another number of dimensions."""
     return angles(replace(a, table_dim=size))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from karat.check.model.graph import Graph, Kind, Node
+from karat.check.model.graph import Graph, Node
 from karat.check.model.tokens import Tokens
 from karat.check.model.weights import CheckpointWeights
 from karat.config import LayerShape, ModelConfig
@@ -65,7 +65,7 @@ class Layer:
     def node(self, role: str) -> Node:
         return self.graph.by_role[self.index, role]
 
-    def roles_of(self, kind: Kind) -> list[str]:
+    def roles_of(self, kind: str) -> list[str]:
         """The roles of the layer's nodes of this kind, in order."""
         nodes = self.graph.by_role.items()
         return [role for (layer, role), node in nodes if layer == self.index and node.kind == kind]

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from karat.check.model.kinds import Kind
+from karat.check.model.right import attention, elementwise, experts, linear, norm, rope, rows
 from karat.checkpoint.weights import WeightSpec
 from karat.config import LayerShape, ModelConfig
 from karat.errors import UsageError
@@ -12,74 +14,29 @@ from karat.layers.shards import Wholes
 from karat.ops import api
 from karat.ops.api import Linears, Op, Ops, Single, Table, Tensor, table_of
 
-Kind = Literal[
-    "embedding",
-    "norm",
-    "linear",
-    "rope",
-    "scores",
-    "softmax",
-    "mix",
-    "silu_mul",
-    "sigmoid_mul",
-    "add",
-    "scale",
-    "chosen_ids",
-    "chosen_weights",
-    "experts",
-    "select",
-]
 Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
 
-
-# The parameters of each kind of node. Weights stand in them by name.
-PARAMETERS: Mapping[Kind, frozenset[str]] = {
-    "embedding": frozenset({"weight"}),
-    "norm": frozenset({"weight", "eps"}),
-    "linear": frozenset({"weight", "bias", "head_dim"}),
-    "rope": frozenset({"rope"}),
-    "scores": frozenset({"scale", "window"}),
-    "softmax": frozenset({"sinks"}),
-    "mix": frozenset(),
-    "silu_mul": frozenset(),
-    "sigmoid_mul": frozenset(),
-    "add": frozenset(),
-    "scale": frozenset({"factor"}),
-    "chosen_ids": frozenset({"routing"}),
-    "chosen_weights": frozenset({"routing"}),
-    "experts": frozenset({"gates", "ups", "downs", "gate_biases", "up_biases", "down_biases", "clamp"}),
-    "select": frozenset(),
-}
-
-# Roundings inside an op, after the one that its inputs' noise stands for; erf and exp of libraries take several.
-ROUNDINGS: Mapping[Kind, int] = {
-    "softmax": 4,
-    "norm": 3,
-    "silu_mul": 8,
-    "sigmoid_mul": 8,
-    "rope": 2,
-    "scale": 2,
-    "chosen_weights": 4,
-    "experts": 8,
-}
+_PARTS = (rows, norm, linear, rope, attention, elementwise, experts)
+KINDS: Mapping[str, Kind] = {kind.name: kind for part in _PARTS for kind in part.KINDS}
+_OF_OPS = {kind.of: kind for kind in KINDS.values() if kind.of is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """One named result.
 
-    params: what the right functions of karat.check.model.ops need; mistakes: what karat.check.mistakes changes in them.
+    params: what the functions of karat.check.model.right need; mistakes: what karat.check.mistakes changes in them.
     Raises UsageError for a parameter that the kind does not have.
     """
 
     name: str
-    kind: Kind
+    kind: str
     inputs: tuple[str, ...]
     params: Mapping[str, Any] = field(default_factory=dict)
     mistakes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = PARAMETERS[self.kind]
+        known = KINDS[self.kind].parameters
         if unknown := [key for key in self.params if key not in known]:
             raise UsageError(
                 f"{self.name}: a {self.kind} has no {unknown[0]!r} (there are: {', '.join(sorted(known))})"
@@ -141,14 +98,19 @@ class _GraphOps(Ops):
     def apply(self, op: Op[Any]) -> Any:
         return _NODES[type(op)](self, op)
 
-    def node(self, name: str, kind: Kind, *inputs: str, **params: Any) -> str:
+    def node(self, name: str, kind: str, *inputs: str, **params: Any) -> str:
         assert name not in self.nodes, f"two results are called {name}"
         self.nodes[name] = Node(name, kind, inputs, params)
         return name
 
-    def of(self, op: Single, kind: Kind, **params: Any) -> str:
+    def of(self, op: Single, kind: str, **params: Any) -> str:
         """The node of an op that is one node."""
         return self.node(op.name, kind, *op.given(Tensor).values(), **params)
+
+    def whole(self, op: Single) -> str:
+        """The node of an op whose parameters are fields of the op."""
+        kind = _OF_OPS[type(op)]
+        return self.of(op, kind.name, **{key: getattr(op, key) for key in kind.parameters})
 
     def linears(self, op: Linears, **params: Any) -> tuple[str, ...]:
         return tuple(self.of(each, "linear", weight=each.weight, bias=each.bias, **params) for each in op.alone())
@@ -180,21 +142,16 @@ class _GraphOps(Ops):
 
 _NODES: Table[_GraphOps] = table_of(
     {
+        **dict.fromkeys(_OF_OPS, _GraphOps.whole),
         api.Embedding: lambda graph, op: graph.of(op, "embedding", weight=op.table),
-        api.RmsNorm: lambda graph, op: graph.of(op, "norm", weight=op.weight, eps=op.eps),
         api.Linear: lambda graph, op: graph.of(op, "linear", weight=op.weight, bias=op.bias),
         api.GatherColumns: _GraphOps.gathered,
         api.Qkv: lambda graph, op: graph.linears(op, head_dim=op.head_dim),
         api.GateUp: _GraphOps.linears,
-        api.SiluMul: lambda graph, op: graph.of(op, "silu_mul"),
-        api.SigmoidMul: lambda graph, op: graph.of(op, "sigmoid_mul"),
-        api.Add: lambda graph, op: graph.of(op, "add"),
-        api.Scale: lambda graph, op: graph.of(op, "scale", factor=op.factor),
         api.Rope: lambda graph, op: graph.of(op, "rope", rope=op.table),
         api.KvWrite: _GraphOps.write,
         api.PagedAttention: _GraphOps.attention,
         api.Route: _GraphOps.routed,
         api.Experts: _GraphOps.mixture,
-        api.SelectRows: lambda graph, op: graph.of(op, "select"),
     }
 )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.mistakes.attention import kv_head_of
+from karat.check.mistakes.attention import kv_heads_read
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.context import Context
 from karat.check.model.graph import Node
@@ -82,7 +82,7 @@ class Accumulation:
         if not self._context.tokens.is_single or weights.shape[-1] != len(v):
             error, _ = self._measure(weights.reshape(-1, weights.shape[-1]), np.ones((1, weights.shape[-1])))
             return error, largest
-        head = kv_head_of(node, len(weights), v.shape[1])[-1]
+        head = kv_heads_read(node, len(weights), v.shape[1])[-1]
         error, norm = self._measure(weights[-1], v[:, head].T)
         return error, max(norm, largest)
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.context import Weights
-from karat.check.model.graph import ROUNDINGS, Edits, Graph
+from karat.check.model.graph import KINDS, Edits, Graph
 from karat.check.replay import routing
 from karat.check.replay.distances import distance, gap, largest_finite, pooled
 from karat.check.replay.finding import F32, F64, LIMIT, Array, Finding
@@ -50,7 +50,7 @@ class Replay(Runs):
         if self.graph.nodes[names[-1]].kind == "chosen_ids":
             return self._floor_of_choice(names)
         with np.errstate(all="ignore"):
-            spread = ROUNDINGS.get(self.graph.nodes[names[-1]].kind, 1) * self.unit * np.abs(expected)
+            spread = KINDS[self.graph.nodes[names[-1]].kind].roundings * self.unit * np.abs(expected)
             draws: list[tuple[np.dtype[np.floating], int]] = [(F64, draw) for draw in range(_DRAWS)]
             if self.is_wide(names):
                 # With thousands of values one draw is enough, with noise and float32 in the same pass.
@@ -94,7 +94,7 @@ class Replay(Runs):
                     spread[name] = self._floor_of_choice(self._segments.of(name))
                     continue
                 sizes = np.where(np.isfinite(right[name]), np.abs(right[name]), 0)  # masks do not count
-                spread[name] = ROUNDINGS.get(kinds[name], 1) * self.unit * sizes.max(axis=-1, keepdims=True)
+                spread[name] = KINDS[kinds[name]].roundings * self.unit * sizes.max(axis=-1, keepdims=True)
             for draw in range(1 if self.tokens.num_tokens >= MANY else _DRAWS):
                 moved: dict[str, Array] = {}
                 self._run(names, {}, self.noisy_dtype, self.unit, self._noisy[draw % 2], kept=moved)

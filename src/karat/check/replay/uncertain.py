@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.model import ops
 from karat.check.model.graph import Node
+from karat.check.model.right.attention import kv_head_of
 from karat.check.replay.distances import pooled
 from karat.check.replay.finding import Array
 
@@ -75,6 +75,6 @@ def mix_moved(weights_moved: Array, v: Array) -> Array:
     """How far attention's result [tokens, 1] goes if the weight of a head's largest v [tokens, kv heads, d] does."""
     with np.errstate(all="ignore"):
         largest = np.nan_to_num(np.abs(v).max(axis=(0, 2)), nan=0, posinf=0)
-        by_head = largest[ops.kv_head_of(len(weights_moved), v.shape[1])]
+        by_head = largest[kv_head_of(len(weights_moved), v.shape[1])]
         moved: Array = (weights_moved[..., 0] * by_head[:, None]).max(axis=0)[:, None]
     return moved

@@ -1,0 +1,1 @@
+"""Each kind of node: what is right, as functions of their arguments that mistakes can replace, and the arguments."""

@@ -1,0 +1,102 @@
+"""Ops on single elements, or on pairs of them."""
+
+# NumPy's stubs lose the type of many expressions.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from karat.check.model.context import Array
+from karat.check.model.kinds import Given, Kind
+from karat.ops import api
+
+
+def silu(x: Array, alpha: np.floating | int = 1) -> Array:
+    return x / (1 + np.exp(-(alpha * x)))
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiluMul:
+    gate: Array
+    up: Array
+    activation: Callable[[Array], Array] = silu
+
+
+def silu_mul(a: SiluMul) -> Array:
+    return a.activation(a.gate) * a.up
+
+
+def _silu_mul(given: Given) -> Array:
+    gate, up = given.inputs
+    return given.replace(silu_mul)(SiluMul(gate, up))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GatedBy:
+    gate: Array
+    columns: int
+
+
+def gated_by(a: GatedBy) -> Array:
+    """[rows, columns]: the number of the gate that each element of a row is multiplied by, of a gate [rows, …]."""
+    return np.repeat(a.gate, a.columns // a.gate.shape[-1], axis=-1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SigmoidMul:
+    x: Array
+    gate: Array  # like x
+    activation: Callable[[Array], Array] = sigmoid
+
+
+def sigmoid_mul(a: SigmoidMul) -> Array:
+    return a.x * a.activation(a.gate)
+
+
+def _sigmoid_mul(given: Given) -> Array:
+    x, gate = (values.reshape(len(values), -1) for values in given.inputs)
+    by_element = given.replace(gated_by)(GatedBy(gate, x.shape[-1]))
+    return given.replace(sigmoid_mul)(SigmoidMul(x, by_element)).reshape(given.inputs[0].shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Add:
+    x: Array
+    y: Array
+
+
+def add(a: Add) -> Array:
+    return a.x + a.y
+
+
+def _add(given: Given) -> Array:
+    x, y = given.inputs
+    return given.replace(add)(Add(x, y))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    x: Array
+    factor: np.floating
+
+
+def scale(a: Scale) -> Array:
+    return a.x * a.factor
+
+
+def _scale(given: Given) -> Array:
+    return given.replace(scale)(Scale(given.inputs[0], given.number("factor")))
+
+
+KINDS = (
+    Kind("silu_mul", _silu_mul, of=api.SiluMul, roundings=8),
+    Kind("sigmoid_mul", _sigmoid_mul, of=api.SigmoidMul, roundings=8),
+    Kind("add", _add, of=api.Add),
+    Kind("scale", _scale, ("factor",), of=api.Scale, roundings=2),
+)
