@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.check.mistakes.catalogue import BUGS
+from karat.check.mistakes.bugs import BUGS
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from karat.check.mistakes import six_bits
-from karat.check.mistakes.catalogue import BUGS
+from karat.check.mistakes.bugs import BUGS
 from karat.check.mistakes.quantised import misread, mistakes
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS

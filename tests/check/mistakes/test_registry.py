@@ -1,6 +1,6 @@
 """A node knows the parameters of its kind and no others, and the catalogue and the registry say the same.
 
-Covers: karat.check.mistakes.catalogue, karat.check.mistakes.nodes.
+Covers: karat.check.mistakes.bugs, karat.check.mistakes.catalogue, karat.check.mistakes.nodes.
 """
 
 import re
@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from karat.check.mistakes.catalogue import BUGS, Variant
+from karat.check.mistakes.bugs import _PARTS, BUGS
+from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
 from karat.check.mistakes.narrow import INSIDE
 from karat.check.mistakes.nodes import changed, parameters_of, replaced
@@ -79,6 +80,7 @@ def test_every_registered_mistake_is_reached(enumerated: list[tuple[Variant, Map
 def test_every_bug_of_the_catalogue_is_reached(enumerated: list[tuple[Variant, Mapping[str, Node]]]) -> None:
     reached = {variant.bug for variant, _ in enumerated}
     of_blocks = {bug for bug in BUGS if bug.startswith("quant-")}  # tests/check/mistakes/test_quantised.py
+    assert sum(len(part.BUGS) for part in _PARTS) + len(BEFORE_THE_ARITHMETIC) == len(BUGS), "two parts have one bug"
     assert BUGS.keys() == reached | of_blocks | BEFORE_THE_ARITHMETIC | BY_FITS_ONLY
 
 

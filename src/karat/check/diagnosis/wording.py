@@ -8,7 +8,7 @@ from karat.check.diagnosis.explain import EVERYTHING
 from karat.check.diagnosis.pattern_words import pattern_lines, token_text
 from karat.check.diagnosis.stated import position_lines
 from karat.check.diagnosis.verdict import Diagnosis, Named, Wrong
-from karat.check.mistakes.catalogue import BUGS
+from karat.check.mistakes.bugs import BUGS
 from karat.check.model.graph import Graph
 from karat.check.model.roles import shortened
 from karat.check.replay.finding import Finding

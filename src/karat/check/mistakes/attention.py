@@ -3,14 +3,15 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import CAPS, Layer, Params, Scope
+from karat.check.mistakes.scope import CAPS, Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.graph import Node
 from karat.check.model.kinds import Op
@@ -30,6 +31,44 @@ from karat.check.model.right.attention import (
 )
 from karat.check.model.right.rope import turned
 from karat.config import RopeConfig
+
+BUGS: Mapping[str, Bug] = {
+    "mask-nan": Bug(
+        "the mask turns visible scores into NaN (0 × -inf)",
+        "build the mask as booleans and fill with it (masked_fill, where); never multiply by -inf",
+    ),
+    "mask-off-by-one": Bug("the causal mask is off by one", "a token at position p sees keys 0 … p, itself included"),
+    "mask-missing": Bug("there is no causal mask", "a token must not see keys after its own position"),
+    "mask-misaligned": Bug(
+        "the causal mask counts from the start of the chunk, not of the sequence",
+        "compare absolute positions: with keys in the cache, row i of a chunk sees start + i + 1 keys",
+    ),
+    "mask-window": Bug(
+        "the sliding window is ignored, off by one, or on the wrong layers",
+        "a token sees itself and the window - 1 keys before it, on the layers that config.json names",
+    ),
+    "scale-missing": Bug("the softmax scale is missing", "multiply scores by head_dim ** -0.5"),
+    "scale-twice": Bug(
+        "the softmax scale is applied twice", "multiply scores by head_dim ** -0.5 once, or q, not both"
+    ),
+    "scale-wrong": Bug(
+        "the softmax scale is another number", "multiply scores by head_dim ** -0.5 of the config's head_dim"
+    ),
+    "softmax-axis": Bug("softmax runs over the wrong axis", "normalise over keys, the last axis of the scores"),
+    "sinks": Bug(
+        "attention sinks are left out or are other numbers",
+        "the softmax has one more score for each head, its sink, which is not scaled and whose weight is dropped",
+    ),
+    "gqa-tile": Bug(
+        "query heads read other KV heads than their own (tiled, where they should be interleaved)",
+        "query head h reads KV head h // (heads / kv_heads): repeat_interleave, not repeat",
+    ),
+    "heads-order": Bug(
+        "the heads are joined in the wrong order",
+        "bring the output to [tokens, heads, head_dim] before flattening it; rows of q, k and v are [heads, head_dim]",
+    ),
+    "rope-on-v": Bug("RoPE is applied to v", "turn q and k only"),
+}
 
 _FLAG = (True,)
 
@@ -265,3 +304,6 @@ def _kv_heads_by_rank(scope: Scope, layer: Layer) -> Iterator[tuple[str, tuple[i
         if found.tolist() not in seen:
             seen.append(found.tolist())
             yield what, tuple(found.tolist())
+
+
+OF_LAYER: Sequence[OfLayer] = (masks, scales, heads, sinks)

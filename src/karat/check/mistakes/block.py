@@ -4,13 +4,14 @@
 # mypy: disable-error-code="no-any-return"
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import Layer, Params, Scope
+from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.graph import Node
 from karat.check.model.kinds import Op
@@ -26,6 +27,23 @@ from karat.check.model.right.elementwise import (
     silu_mul,
 )
 from karat.check.model.rounding import rounded
+
+BUGS: Mapping[str, Bug] = {
+    "gate-up-swapped": Bug("gate and up are exchanged", "silu belongs to gate_proj: silu(gate) * up"),
+    "gate": Bug(
+        "a gate is left out, not a sigmoid, or for the wrong elements",
+        "multiply by sigmoid(gate); each of its numbers is for as many adjoining elements: one, a head, or the row",
+    ),
+    "multiplier": Bug(
+        "a result is not multiplied by the model's number", "multiply once, by the number that config.json names"
+    ),
+    "activation": Bug("another activation function is used", "use the one that hidden_act names"),
+    "residual-missing": Bug(
+        "the residual is missing or taken from the wrong place", "add the block's input, before its norm"
+    ),
+    "residual-twice": Bug("the residual or the block's output is added twice", "add each once"),
+    "layer-skipped": Bug("a layer is not computed", "compute num_hidden_layers layers, each on the result before it"),
+}
 
 _FLAG = (True,)
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -157,3 +175,6 @@ def of_multiplier(node: Node) -> Iterator[tuple[str, str, Params]]:
     yield "multiplier", "applied twice", {"factor": factor**2}
     if factor:
         yield "multiplier", "divided by", {"factor": 1 / factor}
+
+
+OF_LAYER: Sequence[OfLayer] = (residuals, mlp, gates, multipliers, wiring)

@@ -3,20 +3,35 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import Layer, Params, Scope
+from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.kinds import Op
 from karat.check.model.right.attention import Mix, Scores, Softmax, mix, scores, softmax
 from karat.check.model.right.rope import turned
 from karat.check.model.tokens import CACHE_FAULTS, NOBODY, CacheFault, Misplaced, Tokens
 from karat.config import FloatName, RopeConfig
+
+BUGS: Mapping[str, Bug] = {
+    "mask-empty": Bug(
+        "slots of the cache that nobody has written are seen",
+        "mask every slot from the length of the sequence on, in the last block too",
+    ),
+    "kv-stale": Bug(
+        "the KV cache is read or written wrongly", "write K and V of each token to its own slot before attention"
+    ),
+    "kv-dtype": Bug(
+        "the KV cache has another type than the trace states",
+        "store K and V in the type that is meant, or state kv_dtype as it is",
+    ),
+}
 
 _FLAG = (True,)
 _FAULTS = (*CACHE_FAULTS, Misplaced, tuple)
@@ -169,3 +184,6 @@ def _of_others(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str,
         yield "kv-stale", f"the cache: {detail}", read
         if scope.tokens.num_steps > 1:
             yield "kv-stale", f"the cache, in earlier steps: {detail}", kept
+
+
+OF_LAYER: Sequence[OfLayer] = (caches,)

@@ -3,18 +3,27 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.catalogue import Bug, Variant
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Scope
 from karat.check.mistakes.weight_readings import Effective, Made
 from karat.check.model.context import Array
 from karat.check.model.kinds import Op
 from karat.check.model.right.rows import Embedding, embedding
+
+BUGS: Mapping[str, Bug] = {
+    "embed-scale": Bug(
+        "the embedding is multiplied by a constant", "only Gemma's embeddings are scaled by sqrt(hidden_size)"
+    ),
+    "embed-row": Bug(
+        "other rows of the embedding are read", "look up the token id itself; check added tokens and padding"
+    ),
+}
 
 EMBED = "model.embed_tokens"
 NO_ROW = -1

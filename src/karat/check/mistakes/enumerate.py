@@ -6,7 +6,8 @@ stand between recorded results, and joins mistakes that give the same numbers.
 
 from collections.abc import Iterator, Sequence
 
-from karat.check.mistakes import attention, block, cache, embedding, experts, linear, loading, norm, result, rope
+from karat.check.mistakes import block, embedding, linear, loading, norm, result
+from karat.check.mistakes.bugs import OF_LAYER
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.scope import CAPS, DEGREES, LINEARS, ROUTER, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
@@ -14,26 +15,6 @@ from karat.check.model.graph import Graph
 from karat.check.model.tokens import Tokens
 from karat.check.model.weights import CheckpointWeights
 
-_OF_LAYER = (
-    attention.masks,
-    attention.scales,
-    attention.heads,
-    attention.sinks,
-    cache.caches,
-    rope.ropes,
-    rope.biases,
-    norm.qk_norms,
-    norm.norms,
-    block.residuals,
-    block.mlp,
-    block.gates,
-    block.multipliers,
-    block.wiring,
-    experts.routing,
-    experts.matrices,
-    experts.clamps,
-    experts.shared,
-)
 _OVERFLOWING = ("self_attn.scores", "mlp.act", "layer", "attention_residual", "self_attn.attention")
 
 
@@ -59,7 +40,7 @@ class Enumeration:
 
     def of_layer(self, index: int) -> Iterator[Variant]:
         layer = Layer(self.graph, index)
-        for generate in _OF_LAYER:
+        for generate in OF_LAYER:
             for bug, detail, roles in generate(self.scope, layer):
                 yield Variant(bug, detail, layer.edit(roles))
         linears = [role for role in (*LINEARS, ROUTER) if role in layer]

@@ -3,15 +3,16 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.mistakes.block import ACTIVATIONS
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import Layer, Params, Scope
+from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array, Matrix
 from karat.check.model.kinds import Op
 from karat.check.model.right.experts import (
@@ -27,6 +28,32 @@ from karat.check.model.right.experts import (
     paired,
 )
 from karat.ops.api import Clamp, Routing
+
+BUGS: Mapping[str, Bug] = {
+    "expert-choice": Bug(
+        "tokens go to other experts than the router's logits say",
+        "take the experts with the largest logits, num_experts_per_tok of them; their ids begin with 0",
+    ),
+    "expert-weights": Bug(
+        "what experts give is weighted wrongly",
+        "weights are the softmax over all experts; with norm_topk_prob they are divided by the sum of the chosen ones",
+    ),
+    "shared-expert": Bug(
+        "the shared expert or the others are left out", "add sigmoid(shared_expert_gate(x)) * shared_expert(x)"
+    ),
+    "expert-matrices": Bug(
+        "experts compute with matrices of other experts",
+        "a stack of matrices has them in order of the experts' ids, from 0 on",
+    ),
+    "expert-biases": Bug(
+        "biases of the experts are left out or not weighted",
+        "add each bias to its product; a row's weight multiplies what its expert gives, the last bias included",
+    ),
+    "clamp": Bug(
+        "the limits or constants of the experts' activation are others",
+        "(up + 1) * gate * sigmoid(1.702 * gate), with gate at most swiglu_limit, and up from its negative to it",
+    ),
+}
 
 Variants = Iterator[tuple[str, str, dict[str, Params]]]
 
@@ -209,3 +236,6 @@ def clamps(scope: Scope, layer: Layer) -> Variants:
         yield "clamp", "silu(gate) * up, as in other models", {role: {"clamp": None}}
         for name in CLAMPED:
             yield "clamp", name, {role: {"clamped": name}}
+
+
+OF_LAYER: Sequence[OfLayer] = (routing, matrices, clamps, shared)

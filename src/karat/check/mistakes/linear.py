@@ -3,12 +3,13 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.quantised import mistakes
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import DEGREES, Params, Scope
@@ -22,6 +23,50 @@ from karat.check.model.right.rows import Select, select
 from karat.check.model.rounding import rounded
 from karat.check.model.tokens import Tokens
 from karat.checkpoint.weights import PLAIN_BYTES
+
+BUGS: Mapping[str, Bug] = {
+    "bias-missing": Bug(
+        "a bias is not added", "load the bias and add it; check that every tensor of the checkpoint is used"
+    ),
+    "bias-times-tp": Bug(
+        "the bias is added once a rank", "add the bias of a row-parallel layer after the reduction, or on one rank only"
+    ),
+    "shard-dim": Bug(
+        "the weight is sharded along the wrong axis",
+        "cut column-parallel weights along out_features, row-parallel ones along in_features",
+    ),
+    "shard-order": Bug(
+        "a rank has the part of another rank",
+        "rank r takes part r of every weight, and gathers parts in the order of ranks",
+    ),
+    "reduce-missing": Bug(
+        "partial sums are not reduced, or reduced twice", "reduce a row-parallel layer's output exactly once"
+    ),
+    "transposed": Bug(
+        "the weight is read as [in, out] (row-major taken for column-major)",
+        "weights are stored [out_features, in_features], row-major",
+    ),
+    "weight-element": Bug(
+        "one element of a weight is another number", "compare the file with the original; load it anew"
+    ),
+    "tie-ignored": Bug(
+        "lm_head is not the embedding although config.json ties them", "use model.embed_tokens.weight as the head"
+    ),
+    "head-other": Bug(
+        "lm_head is none of the model's matrices", "load lm_head.weight of this very checkpoint; check how it is cut"
+    ),
+    "tie-wrong": Bug("the embedding serves as lm_head although the model has a head of its own", "load lm_head.weight"),
+    "logits-row": Bug(
+        "the logits are those of another token",
+        "take the row of the last token of each sequence in the batch: cu_seqlens[1:] - 1",
+    ),
+    "dtype-trunc": Bug("float32 weights are truncated to bfloat16", "round to nearest even"),
+    "dtype-narrow": Bug(
+        "weights are rounded to a narrower type", "keep the stored type, or say in the trace what is computed in"
+    ),
+    "dtype-misread": Bug("float16 is read as bfloat16, or the reverse", "read the tensor's own dtype"),
+    "byte-order": Bug("the bytes of the weights are swapped", "safetensors and GGUF are little-endian"),
+}
 
 ROWS = {
     "before": "the row of the token before",

@@ -5,10 +5,26 @@ from functools import partial
 from itertools import permutations
 from typing import Any
 
-from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.catalogue import Bug, Variant
 from karat.check.mistakes.scope import DEGREES, LINEARS, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import Node
+
+BUGS: Mapping[str, Bug] = {
+    "qkv-split": Bug(
+        "fused q, k, v are cut at the wrong places", "cut in the order and the sizes in which they were stacked"
+    ),
+    "gate-up-split": Bug(
+        "fused gate and up are cut at the wrong places",
+        "cut gate and up for the ranks, each by itself, then stack them",
+    ),
+    "layer-prefix": Bug("the weight of another layer is used", "match tensor names whole: layers.1. is not layers.10."),
+    "weight-swapped": Bug("the weight of another part of the layer is used", "check the mapping of tensor names"),
+    "gguf-permute": Bug(
+        "rows of q and k are permuted as in Llama's GGUF files",
+        "undo the permutation for Llama, and for no other family",
+    ),
+}
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _ATTENTION = (*_QKV, "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm")

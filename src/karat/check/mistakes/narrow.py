@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
 from karat.check.model.context import Array, StoredMatrix
 from karat.check.model.kinds import Op
@@ -22,6 +23,13 @@ from karat.check.model.right.norm import Norm, norm, spanned
 from karat.check.model.right.rope import Angles, Rope, angles, rope
 from karat.check.model.rounding import rounded
 from karat.config import FloatName
+
+BUGS: Mapping[str, Bug] = {
+    "narrow-arithmetic": Bug(
+        "inside an op it is computed in a narrower type",
+        "compute angles, softmax, norms and sums in float32, whatever type weights and results are stored in",
+    ),
+}
 
 # What may be rounded in an op of each kind, in words.
 INSIDE: Mapping[str, tuple[str, ...]] = {

@@ -3,20 +3,36 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.linear import other_layers
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import LINEARS, ROUTER, Layer, Params, Scope
+from karat.check.mistakes.scope import LINEARS, ROUTER, Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.graph import Node
 from karat.check.model.kinds import Op
 from karat.check.model.right.norm import Norm, mean_square, norm, spanned
 from karat.check.model.right.rope import turned
 from karat.config import RopeConfig
+
+BUGS: Mapping[str, Bug] = {
+    "qk-norm-missing": Bug(
+        "q or k is not normalised, or only after RoPE", "apply q_norm and k_norm per head, before RoPE"
+    ),
+    "norm-eps": Bug("the norm has another eps", "take rms_norm_eps from config.json"),
+    "norm-eps-outside": Bug("the norm adds eps outside the root", "x / sqrt(mean(x²) + eps)"),
+    "norm-offset": Bug("the norm multiplies by 1 + weight", "only Gemma's norms store weight - 1"),
+    "norm-mean": Bug("the norm takes the mean off (LayerNorm)", "RMSNorm: x / sqrt(mean(x²) + eps) · weight, no mean"),
+    "norm-weight": Bug("the norm's weight is not applied", "multiply by the weight"),
+    "norm-swapped": Bug(
+        "the norm has the weight of another norm", "check which of the norms goes before attention, MLP and head"
+    ),
+    "norm-missing": Bug("a norm is skipped", "apply it"),
+}
 
 _EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 
@@ -134,3 +150,6 @@ def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, P
         weight_and_eps = (params["weight"], params["eps"])
         late[f"self_attn.{part}_rope"] = {"inputs": inputs[part], "norm_after": weight_and_eps}
     yield "qk-norm-missing", "RoPE's result is normalised", late
+
+
+OF_LAYER: Sequence[OfLayer] = (qk_norms, norms)

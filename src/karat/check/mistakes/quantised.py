@@ -10,8 +10,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.mistakes import six_bits
+from karat.check.mistakes.catalogue import Bug
 from karat.checkpoint.weights import Weight
 from karat.quant import FORMATS
+
+BUGS: Mapping[str, Bug] = {
+    "quant-nibbles": Bug(
+        "the bits of quantised numbers are put together wrongly",
+        "within a run of bytes the low nibbles are the first half of the numbers, the high ones the second; upper bits "
+        "that are kept apart (Q5, Q3_K, Q6_K) belong to them",
+    ),
+    "quant-zero": Bug(
+        "quantised numbers have the wrong offset",
+        "subtract 8 (4 bits), 16 (5 bits), 32 (6 bits); bytes of Q8_0 are signed",
+    ),
+    "quant-min-sign": Bug(
+        "the minimum of quantised blocks is not applied as it should be",
+        "Q4_1 and Q5_1 add it, Q2_K, Q4_K and Q5_K subtract it",
+    ),
+    "quant-scale": Bug(
+        "quantised numbers have the scale of another block, or a scale unpacked wrongly",
+        "each block and sub-block has its own scale; 6-bit scales keep their upper bits apart, and those of Q3_K and "
+        "IQ4_XS are 32 too large; those of Q6_K are signed",
+    ),
+}
 
 Values = NDArray[np.float32]
 

@@ -3,16 +3,25 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Params
 from karat.check.model.context import Array
 from karat.check.model.evaluate import Result, result
 from karat.check.model.kinds import Op
 from karat.check.model.rounding import rounded
+
+BUGS: Mapping[str, Bug] = {
+    "overflow-fp16": Bug("a value overflows float16", "accumulate and keep activations in float32 or bfloat16"),
+    "softcap": Bug("values are capped by tanh", "only Gemma 2 has soft caps"),
+    "logit-scale": Bug(
+        "the logits are multiplied by a constant", "leave them as they are, or apply the model's own scale"
+    ),
+}
 
 
 @mistake("linear", of=result)

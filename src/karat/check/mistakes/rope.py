@@ -3,14 +3,15 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import Layer, Params, Scope
+from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.kinds import Op
 from karat.check.model.right.norm import Norm, norm
@@ -18,6 +19,28 @@ from karat.check.model.right.rope import Angles, Rope, angles, rope
 from karat.check.model.tokens import Tokens
 from karat.config import LayerShape, RopeConfig
 from karat.ops.rope_table import yarn_attention_factor
+
+BUGS: Mapping[str, Bug] = {
+    "rope-pairing": Bug(
+        "RoPE turns neighbours (2i, 2i+1) where the model pairs (i, i + head_dim/2), or the reverse",
+        "use rotate_half for Hugging Face weights; interleaved pairs belong to Meta's original layout",
+    ),
+    "rope-theta": Bug(
+        "RoPE's frequencies are not the model's",
+        "take rope_theta and the whole of rope_scaling / rope_parameters from config.json",
+    ),
+    "rope-position": Bug(
+        "RoPE is given the wrong positions", "positions are absolute, count from 0, and go on at decode"
+    ),
+    "rope-sign": Bug("RoPE turns the wrong way", "x1·cos - x2·sin and x2·cos + x1·sin"),
+    "rope-missing-k": Bug("RoPE is not applied", "turn both q and k"),
+    "rope-before-bias": Bug("the bias is added after RoPE", "add the bias to the product, and turn their sum"),
+    "rope-twice": Bug("RoPE is applied twice", "store k in the cache as it was turned once, and do not turn it again"),
+    "rope-partial": Bug(
+        "RoPE has the wrong number of dimensions",
+        "take head_dim (and partial_rotary_factor) from config.json, not hidden_size / heads",
+    ),
+}
 
 PositionKind = str | int | tuple[str, int]
 _THETAS = (500.0, 1e4, 1e5, 5e5, 1e6, 1e7)
@@ -197,3 +220,6 @@ def rope_mistakes(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
     elif rope.rope_type == "default":
         for factor in (2.0, 4.0, 8.0):
             yield f"linear scaling by {factor:g} added", replace(rope, rope_type="linear", factor=factor)
+
+
+OF_LAYER: Sequence[OfLayer] = (ropes, biases)

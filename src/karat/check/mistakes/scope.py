@@ -1,6 +1,6 @@
 """What the generators of mistakes read: a model, the tokens of a trace, and the nodes of one layer by role."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,3 +83,6 @@ class Layer:
     def before(self) -> str:
         """The name of the layer's input."""
         return self.node("input_layernorm").inputs[0]
+
+
+OfLayer = Callable[[Scope, Layer], Iterator[tuple[str, str, dict[str, Params]]]]  # bug, detail, parameters by role

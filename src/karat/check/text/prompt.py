@@ -199,7 +199,7 @@ def _greedy_findings(trace: Trace) -> Iterator[TokenFinding]:
 
 def token_lines(findings: Sequence[TokenFinding]) -> list[str]:
     """The findings in words."""
-    from karat.check.mistakes.catalogue import BUGS
+    from karat.check.mistakes.bugs import BUGS
 
     lines = []
     for finding in findings:
