@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from karat.cli.answer_text import AnswerText
 from karat.cli.chat_input import echo_off
 from karat.cli.conversation import Conversation
 from karat.cli.generation import Meter, Task, raise_if_failed
@@ -92,6 +93,8 @@ class ChatSession:
     def _answer(self, question: str) -> bool:
         """Answer; keep question and answer, also an answer that Ctrl-C cut short. False if there is nothing to keep."""
         task = self._task(question)
+        reader = AnswerText(self._llm, task.prompt_text, quiet=self._quiet)
+        task.given |= reader.settings
         meter = Meter(len(task.prompt_ids))
         scheduler = self._llm.engine.scheduler
         num_found_before = scheduler.num_found_tokens
@@ -101,13 +104,14 @@ class ChatSession:
         with waiting() as interrupt, PromptWatch(interrupt, quiet=self._quiet) as prefill:
             try:
                 for last in meter.watch(task.stream(prefill)):
-                    pieces.append(last.text)
-                    emit(last.text)
+                    pieces.append(reader.add(last))
+                    emit(pieces[-1])
                     if interrupt and interrupt.requested:
                         break
             except KeyboardInterrupt:  # in the middle of the prompt, or a second one
                 if not interrupt:
                     raise
+        reader.end()
         emit("\n")
         meter.num_found_tokens = scheduler.num_found_tokens - num_found_before
         if last is not None:

@@ -71,7 +71,7 @@ class Task:
 
     A conversation is rendered here and not again: the model answers `prompt_ids`. Raises RequestError, CapacityError
     and TemplateError for a prompt that cannot be served, CapacityError where `params` are asked for and there is no
-    room for an answer.
+    room for an answer. `given` is the sampling that was asked for, which counts until `params` are used.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Task:
         else:
             self._input = llm.chat_prompt(prompt, sanitize_control_tokens=sanitize_control_tokens)
             self.prompt_ids, self.prompt_text = list(self._input.token_ids), self._input.text
-        self._given = given
+        self.given = dict(given)
 
     @cached_property
     def params(self) -> "SamplingParams":
         """The sampling. If max_tokens is the model's own default and the context leaves less, that is the limit."""
-        return self.llm.default_params_after(len(self.prompt_ids), self._given)
+        return self.llm.default_params_after(len(self.prompt_ids), self.given)
 
     def stream(self, on_prompt: "Callable[[PromptProgress], object] | None" = None) -> "Iterator[StreamChunk]":
         """The answer as it is generated; `on_prompt` as LLM.stream takes it."""
