@@ -48,6 +48,7 @@ NIBBLES: Mistakes = {
     "Q5_1": _ORDERS + _UPPER,
     "IQ4_NL": _ORDERS,
     "IQ4_XS": _ORDERS,
+    "MXFP4": _ORDERS,
     "Q3_K": _UPPER,
     "Q4_K": _ORDERS,
     "Q5_K": _ORDERS + _UPPER,
@@ -62,7 +63,7 @@ ZERO: Mistakes = {
 }
 MINIMA: Mistakes = dict.fromkeys(("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"), _SIGNS)
 SCALES: Mistakes = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"), _SHIFTS),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), _SHIFTS),
     "Q2_K": [*_SHIFTS, *_SUB_SHIFTS],
     **dict.fromkeys(("Q3_K", "IQ4_XS"), _SHIFTS + _SUB_SHIFTS + _UNPACKED),
     **dict.fromkeys(("Q4_K", "Q5_K"), _SHIFTS + _SUB_SHIFTS + _CUT),

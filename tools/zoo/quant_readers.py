@@ -13,10 +13,12 @@ Blocks = NDArray[np.uint8]
 Values = NDArray[np.float32]
 
 SIZES = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL"), 32),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), 32),
     **dict.fromkeys(("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 256),
 }
 _LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
 def _half(blocks: Blocks, at: int) -> Values:
@@ -69,6 +71,11 @@ def q8_0(b: Blocks, signed: bool = True, shift: int = 0) -> Values:
 
 def iq4_nl(b: Blocks, order: str = "halves", shift: int = 0) -> Values:
     return _LEVELS[_fours(b[:, 2:18], order)] * np.roll(_half(b, 0), shift, axis=0)
+
+
+def mxfp4(b: Blocks, order: str = "halves", shift: int = 0) -> Values:
+    scale = np.ldexp(np.float32(1), np.roll(b[:, :1], shift, axis=0).astype(np.int32) - 127)
+    return _E2M1[_fours(b[:, 1:17], order)] * scale
 
 
 def iq4_xs(
@@ -192,6 +199,7 @@ READERS: dict[str, Callable[..., Values]] = {
     "Q8_0": q8_0,
     "IQ4_NL": iq4_nl,
     "IQ4_XS": iq4_xs,
+    "MXFP4": mxfp4,
     "Q2_K": q2_k,
     "Q3_K": q3_k,
     "Q4_K": q4_k,

@@ -48,6 +48,7 @@ HOW = {  # every mistake of the zoo, and what it is called here
     ],
     "IQ4_NL": [*_ORDERS, *_SHIFTS],
     "IQ4_XS": [*_ORDERS, *_SHIFTS, *_SIGNED_SIX],
+    "MXFP4": [*_ORDERS, *_SHIFTS],
 }
 
 

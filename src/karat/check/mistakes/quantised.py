@@ -45,6 +45,7 @@ _NIBBLES: Mapping[str, tuple[int, int, int]] = {
     "Q5_1": (8, 24, 16),
     "IQ4_NL": (2, 18, 16),
     "IQ4_XS": (8, 136, 16),
+    "MXFP4": (1, 17, 16),
     "Q4_K": (16, 144, 32),
     "Q5_K": (48, 176, 32),
 }
@@ -77,6 +78,7 @@ _SCALES: Mapping[str, tuple[int, int]] = {
     "Q5_K": (0, 4),
     "Q6_K": (208, 210),
     "IQ4_XS": (0, 2),
+    "MXFP4": (0, 1),
 }
 _SUB_SCALES: Mapping[str, tuple[int, int]] = {"Q2_K": (0, 16), "Q6_K": (192, 208)}
 # The upper bits of the numbers, which some formats keep apart: the first byte, the end.
