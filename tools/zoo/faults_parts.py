@@ -85,6 +85,8 @@ def layer_prefix(subject: Subject, stack: ExitStack) -> bool:
     mine = _one(subject, shares)
     a, b = linears(into)[name], linears(taken)[name]
     if name in ("o", "down"):
+        if subject.checkpoint.is_quantised and (mine.stop - mine.start) % 32:
+            return False  # no engine cuts inside a block
         a.weight.data[:, mine] = b.weight.data[:, mine]
         return n > 1
     a.weight.data[mine] = b.weight.data[mine]

@@ -245,6 +245,7 @@ def as_facts(diagnosis: "Diagnosis") -> dict[str, Any]:
                 "classes": [sorted(bugs) for bugs in named.classes],
                 "details": named.details,
                 "places": named.places,
+                "below_floor": named.hidden,
                 "mistake_in": [e.nodes for e in named.first.explanations if e.bugs in named.classes],
                 "ratio": _finite(named.first.finding.ratio),
                 "ratio_with_mistake": _finite(named.first.explanations[0].ratio),

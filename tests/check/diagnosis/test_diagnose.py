@@ -1,7 +1,8 @@
 """The diagnosis names what was broken and nothing else. `python -m tools.zoo` counts; this is a sample of each row.
 
 Covers: karat.check.diagnosis.attempt, karat.check.diagnosis.budget, karat.check.diagnosis.fitted_head,
-karat.check.diagnosis.known_mistakes, karat.check.diagnosis.searched, karat.check.diagnosis.wording.
+karat.check.diagnosis.known_mistakes, karat.check.diagnosis.pairs, karat.check.diagnosis.searched,
+karat.check.diagnosis.wording.
 """
 
 from contextlib import ExitStack

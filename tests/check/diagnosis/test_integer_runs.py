@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="the zoo breaks models of transformers")
+from karat.check.model.integers import as_integers, moved  # noqa: E402
 from karat.check.record.executors import record_model  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
 from karat.check.replay.drift import DRIFT_LIMIT, compare  # noqa: E402
@@ -17,7 +18,7 @@ from karat.check.replay.replay import Replay  # noqa: E402
 from karat.check.trace.format import Trace  # noqa: E402
 from karat.models.registry import build  # noqa: E402
 from karat.ops.integer_reference import IntegerOps  # noqa: E402
-from karat.ops.integers import WIDTHS  # noqa: E402
+from karat.ops.integers import WIDTHS, quantise  # noqa: E402
 from karat.quant import CODINGS  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
 from tools.zoo.faults import ROWS  # noqa: E402
@@ -64,10 +65,23 @@ def test_the_replay_is_sharp_only_with_the_right_width(width: str) -> None:
         assert finding.is_wrong == (other != width and {other, width} != {"int24", "none"}), other
 
 
+@pytest.mark.parametrize("width", ["int8", "int16"])
+def test_a_number_near_a_tie_falls_to_either_side(width: str) -> None:
+    """Also one that is nearly as large as the block's largest, which the power is made of."""
+    rng = np.random.default_rng(int(SEED, 36))
+    x = rng.uniform(-1, 1, (500, 32))
+    x[:, 7] = rng.choice([-1, 1], 500) * rng.uniform(1.1, 2, 500)
+    power = quantise(x.astype(np.float32), WIDTHS[width]).powers[:, 0].astype(np.float64)
+    x[:, 3] = (rng.integers(0, np.floor(np.abs(x[:, 7]) / power - 1)) + 0.5) * power
+    unit = 2.0**-24 * np.abs(x).max(axis=1, keepdims=True)
+    x[:, 3] += 8 * unit[:, 0] * rng.choice([-1, 1], 500)  # as far from the tie as float32 puts a number
+    by = 16 * unit * np.ones(32)
+    up, down = (np.rint(as_integers(moved(x, sign * by, width), width)[:, 3] / power) for sign in (1, -1))
+    assert (up > down).all(), f"KARAT_SEED={SEED}"
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_zoo_rounds_as_the_definition(width: str) -> None:
-    from karat.check.model.integers import as_integers
-
     x = np.random.default_rng(int(SEED, 36)).standard_normal((50, 256)).astype(np.float32)
     x[3, :64], x[4] = 0, np.ldexp(x[4], -120)
     np.testing.assert_array_equal(rounded(torch.from_numpy(x), width).numpy(), as_integers(x.astype(np.float64), width))

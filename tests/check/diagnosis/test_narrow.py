@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
+from karat.check.diagnosis.budget import SearchBudget  # noqa: E402
 from karat.check.diagnosis.diagnose import Diagnoser  # noqa: E402
 from karat.check.diagnosis.narrow import narrow  # noqa: E402
 from karat.check.record.hf import record_hf  # noqa: E402
@@ -16,6 +17,7 @@ from karat.check.replay.replay import Replay  # noqa: E402
 from karat.check.trace.format import Array, Trace  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
 from tools.zoo.models import Subject, draw  # noqa: E402
+from tools.zoo.run import reduced  # noqa: E402
 
 LAYER = "model.layers.0"
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,7 +44,7 @@ def trace(subject: Subject) -> Trace:
 def _said(subject: Subject, trace: Trace, name: str, wrong: Array) -> list[str]:
     replay = Replay(subject.graph, subject.weights, Trace(trace.info, {**trace.arrays, name: wrong}))
     (finding,) = replay.findings((name,))
-    return [e.variants[0].detail for e in narrow(replay, finding)] if finding.is_wrong else []
+    return [e.variants[0].detail for e in narrow(replay, finding, SearchBudget())] if finding.is_wrong else []
 
 
 def _op(subject: Subject, trace: Trace, name: str, to: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -147,3 +149,37 @@ def test_a_result_rounded_to_float16_is_no_overflow(subject: Subject, trace: Tra
     made = Trace(trace.info, {**trace.arrays, name: wrong})
     _, (item,) = Diagnoser(subject.graph, subject.weights, made, seconds=1).look((name,))
     assert {bug for e in item.explanations for bug in e.bugs} == {"narrow-arithmetic"}
+
+
+def _norm_in_bfloat16(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x.bfloat16()
+        square = y.float().square().mean(-1, keepdim=True)
+        normed = (y.float() * torch.rsqrt(square + module.variance_epsilon)).bfloat16()
+        return (module.weight.bfloat16() * normed).float()
+
+    return forward
+
+
+@pytest.mark.parametrize(("what", "kind"), [("norm", "layers"), ("activation", "layers"), ("norm", "logits")])
+def test_a_narrow_op_is_told_where_only_layers_or_logits_are_recorded(what: str, kind: str) -> None:
+    """By bits where few numbers lie near a tie, else by the size of what is left."""
+    changes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    changes |= {"num_key_value_heads": 2, "rms_norm_eps": 1e-6}
+    subject = draw(f"{SEED}-narrow-{what}", family="qwen2", steps="whole", changes=changes, lengths=(20, 32))
+    for name, module in subject.hf.named_modules():
+        if what == "norm" and name.endswith("norm"):
+            module.forward = _norm_in_bfloat16(module)
+        if what == "activation" and name.endswith("act_fn"):
+            module.forward = lambda gate: torch.nn.functional.silu(gate.half()).float()
+    replay = Replay(subject.graph, subject.weights, reduced(record_hf(subject.hf, subject.steps), kind))
+    wrong = [finding for finding in replay.findings() if finding.is_wrong]
+    assert len(wrong) == {"norm": 3 if kind == "layers" else 1, "activation": 2}[what], f"KARAT_SEED={SEED}"
+    where = {
+        "norm": ("bfloat16 inside every norm", "bfloat16 inside model.norm"),
+        "activation": ("float16 inside mlp.act",),
+    }
+    for finding in wrong:
+        found = narrow(replay, finding, SearchBudget())
+        details = [e.variants[0].detail for e in found]
+        assert details and all(detail.startswith(where[what]) for detail in details), f"KARAT_SEED={SEED}: {details}"

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from karat.check.diagnosis.assumed import Assumed, assumptions, explains, info_with, is_throughout
+from karat.check.diagnosis.below_floor import below_floor
 from karat.check.diagnosis.budget import SearchBudget
 from karat.check.diagnosis.disagreement import RankTraces
 from karat.check.diagnosis.explain import EVERYTHING, Explainer
 from karat.check.diagnosis.fitted_head import tokens_wanted
 from karat.check.diagnosis.known_mistakes import KnownMistakes
-from karat.check.diagnosis.narrow import narrow
 from karat.check.diagnosis.parted import degrees
 from karat.check.diagnosis.stated import other_cache
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
@@ -60,8 +60,8 @@ class Diagnoser:
         self._weights, self._seed, self._seconds, self._ranks = weights, seed, seconds, ranks
         self._budget, self._progress, self._say = SearchBudget(budget), progress, say
         self._enumeration = Enumeration(graph, weights, self.replay.tokens, degrees(self.replay))
-        self._explainer = self._explainer_of(self.replay)
         self._known = KnownMistakes()
+        self._explainer = self._explainer_of(self.replay)
 
     def run(self) -> Diagnosis:
         """Judge every recorded result, then explain those that are wrong."""
@@ -71,8 +71,12 @@ class Diagnoser:
             assumed, findings, wrong = guess, self._under(guess), []
         missing = [name for name in self.graph.nodes if name not in self.replay.recorded and name != "model.selected"]
         found = diagnosis_of(findings, wrong, self.replay.beyond_judging, missing)
+        by_name = {item.finding.name: item for item in wrong}
+        named = [replace(n, hidden=below_floor(n, by_name, self.replay, self._explainer)) for n in found.named]
         is_partial = any(self.replay.is_partial(name) for name in self.replay.recorded)
-        return replace(found, assumed=assumed, resolution=resolution(self.replay) if missing or is_partial else "")
+        return replace(
+            found, named=named, assumed=assumed, resolution=resolution(self.replay) if missing or is_partial else ""
+        )
 
     def look(self, among: Collection[str] | None = None) -> tuple[list[Finding], list[Wrong]]:
         """Findings of the recorded results (of `among`), and those that are wrong with what explains them."""
@@ -149,7 +153,14 @@ class Diagnoser:
         return Replay(self.graph, self._weights, stated, seed=self._seed)
 
     def _explainer_of(self, replay: Replay) -> Explainer:
-        return Explainer(replay, self._enumeration, seconds=self._seconds, budget=self._budget, progress=self._progress)
+        return Explainer(
+            replay,
+            self._enumeration,
+            self._known,
+            seconds=self._seconds,
+            budget=self._budget,
+            progress=self._progress,
+        )
 
     def _explained(self, findings: Collection[Finding]) -> list[Wrong]:
         """The wrong results with what explains them."""
@@ -215,8 +226,6 @@ class Diagnoser:
                 self._progress(f"{name}: what explains others is tried")
                 item.explanations = explainer.with_known(item.finding, known.values())
                 tried[name] = len(known)
-            if not item.explanations and effort == 1 and len(item.finding.segment) == 1 and not self._budget.is_spent:
-                item.explanations = narrow(self.replay, item.finding)
             if not item.explanations:
                 item.explanations, left = explainer.explain(item.finding, effort)
                 not_tried[name] |= dict.fromkeys([left] if left else [])

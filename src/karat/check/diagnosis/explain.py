@@ -14,18 +14,20 @@ from typing import Any
 from karat.check.diagnosis.attempt import attempt
 from karat.check.diagnosis.budget import SearchBudget
 from karat.check.diagnosis.fitted_head import other_head
+from karat.check.diagnosis.known_mistakes import KnownMistakes
+from karat.check.diagnosis.narrow import narrow
+from karat.check.diagnosis.pairs import beside, pairs
 from karat.check.diagnosis.parted import Parted, degrees
-from karat.check.diagnosis.proposals import Proposals, frozen
-from karat.check.diagnosis.searched import same_by_factor, searched
+from karat.check.diagnosis.proposals import Proposals, Scope, frozen
+from karat.check.diagnosis.searched import from_where_it_begins, of_each, same_by_factor, searched
 from karat.check.diagnosis.verdict import BugExplanation
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
-from karat.check.mistakes.fitted import fits
-from karat.check.mistakes.nodes import changed
 from karat.check.mistakes.parts import within
 from karat.check.replay.finding import Finding
 from karat.check.replay.replay import Replay
 
+Search = Callable[[Finding], Iterable[BugExplanation]]
 EVERYTHING = "any mistake"
 DEARER = "mistakes in parts, of other numbers, and in pairs"
 _SHOWN = 6
@@ -46,6 +48,7 @@ class Explainer:
         self,
         replay: Replay,
         enumeration: Enumeration,
+        known: KnownMistakes,
         *,
         seconds: float,
         budget: SearchBudget,
@@ -54,8 +57,12 @@ class Explainer:
         self.replay, self.graph = replay, replay.graph
         self._seconds, self._budget, self._progress = seconds, budget, progress
         self.proposals = Proposals(replay, enumeration)
-        self._known: dict[tuple[tuple[str, str], ...], None] = {}  # pairs found so far; other results try them first
+        self._known = known
+        self._pairs_found: dict[
+            tuple[tuple[str, str], ...], None
+        ] = {}  # pairs found so far; other results try them first
         self._alone: dict[str, list[BugExplanation]] = {}  # single mistakes that explain a result, by its name
+        self._roundings: set[str] = set()  # details of roundings to a narrower type that were found
         self._not_tried: list[str] = []
         self._until = math.inf  # of the search that is going on
         self._spent: dict[str, float] = {}  # seconds, by result, on mistakes in parts
@@ -83,7 +90,7 @@ class Explainer:
         found = [e for e in found if not any(v.fitted for v in e.variants) or _parameters(e) not in stated]
         unique = {explanation.key: explanation for explanation in sorted(found, key=lambda e: -e.ratio)}
         explanations = sorted(unique.values(), key=lambda e: e.ratio)
-        self._known |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
+        self._pairs_found |= dict.fromkeys(e.key for e in explanations if len(e.variants) == 2)
         return explanations, _shortened(dict.fromkeys(self._not_tried))
 
     def _is_contradicted(self, explanation: BugExplanation) -> bool:
@@ -101,19 +108,42 @@ class Explainer:
         """The cost of each effort for a result: at a place, what is cheaper comes first."""
         return [cost for cost, _ in self._efforts(finding)]
 
-    def _efforts(self, finding: Finding) -> list[tuple[float, Callable[[Finding], Iterable[BugExplanation]]]]:
+    def _efforts(self, finding: Finding) -> list[tuple[float, Search]]:
         if len(finding.segment) == 1:
-            return [(0, self.alone), (1, self._in_parts), (3, self._pairs), (3, self._other_heads)]
-        return [
+            return [
+                (0, self.alone),
+                (1, self._narrow),
+                (1, self._in_parts),
+                (3, self._pairs),
+                (3, self._other_heads),
+            ]
+        efforts = [
             (0, self.alone),
-            (1, self._in_rows),
-            (1.5, self._on_two_ranks),
+            (0.8, self._narrow),
+            (1, self._in_rows("all layers")),
+            (1.5, self._on_ranks("all layers", degrees(self.replay)[:1])),
+            (0.5, self._from_where_it_begins),
             (2, self._by_numbers),
+            (2, self._beside_known),
             (3, self._of_other_layers),
-            (3.5, self._on_more_ranks),
+            (3.5, self._on_ranks("all layers", degrees(self.replay)[1:])),
             (5, self._pairs),
             (5, self._other_heads),
         ]
+        if len(self.proposals.layers(finding.segment)) > 1:
+            efforts += [
+                (2.5, self._in_one_layer),
+                (2.7, self._by_numbers_of_each),
+                (3.5, self._in_rows("one layer")),
+                (3.5, self._on_ranks("one layer", degrees(self.replay))),
+            ]
+        return sorted(efforts, key=lambda effort: effort[0])
+
+    def _narrow(self, finding: Finding) -> list[BugExplanation]:
+        """Roundings to a narrower type."""
+        found = narrow(self.replay, finding, self._budget)
+        self._roundings |= {variant.detail for e in found for variant in e.variants}
+        return found
 
     def _other_heads(self, finding: Finding) -> Iterator[BugExplanation]:
         if self.is_head_alone(finding) and (found := other_head(self.replay, finding)):
@@ -121,15 +151,20 @@ class Explainer:
 
     def with_known(self, finding: Finding, known: Iterable[tuple[Variant, ...]]) -> list[BugExplanation]:
         """The explanations of this result by mistakes of other results, moved to its layers; the best first."""
-        names = finding.segment
+        moved = self.moved(finding.segment, known)
+        found = [e for variants in moved if (e := self.attempt(finding, variants))]
+        if not found and self._roundings:
+            return narrow(self.replay, finding, SearchBudget(), self._roundings)
+        return sorted(found, key=lambda e: e.ratio)
+
+    def moved(self, names: Sequence[str], known: Iterable[tuple[Variant, ...]]) -> Iterator[tuple[Variant, ...]]:
+        """Those of these mistakes of other results that can be made in a segment, made there."""
         layers = self.proposals.layers(names)
-        here = {v.key: v for v in self.proposals.enumerated(names)}
-        found = []
+        here = {v.key: v for v in self.proposals.enumerated(tuple(names))}
         for variants in known:
             moved = [self._here(v, here, layers, names) for v in variants]
-            if None not in moved and (e := self.attempt(finding, tuple(v for v in moved if v is not None))):
-                found.append(e)
-        return sorted(found, key=lambda e: e.ratio)
+            if None not in moved:
+                yield tuple(v for v in moved if v is not None)
 
     def _here(
         self, variant: Variant, here: Mapping[Any, Variant], layers: Sequence[int], names: Sequence[str]
@@ -155,11 +190,14 @@ class Explainer:
         return self._alone[finding.name]
 
     def alone_or_by_numbers(self, finding: Finding) -> list[BugExplanation]:
-        """The same, or else those whose number has to be searched for."""
-        return self.alone(finding) or list(self._by_numbers(finding))
+        """The same, or else those whose number has to be searched for, or those of one layer of several."""
+        for search in (self.alone, self._by_numbers, self._in_one_layer, self._by_numbers_of_each):
+            if found := list(search(finding)):
+                return found
+        return []
 
     def _found(self, finding: Finding) -> list[BugExplanation]:
-        singles = self.proposals.singles(finding.segment, finding.name)
+        singles = self.proposals.singles(finding.segment, finding.name, "all layers")
         if len(finding.segment) == 1:
             return list(self._all_of(finding, list(singles)))
         found = list(self._all_of(finding, [variant for variant in singles if variant.bug != _LAST]))
@@ -167,11 +205,23 @@ class Explainer:
         others = same_by_factor(self.replay, finding, named)
         return found + [e for variant in others if (e := self.attempt(finding, (variant,)))]
 
+    def _from_where_it_begins(self, finding: Finding) -> Iterator[BugExplanation]:
+        return self._all_of(finding, list(from_where_it_begins(self.replay, finding)))
+
     def _by_numbers(self, finding: Finding) -> Iterator[BugExplanation]:
         """Mistakes with a number that is searched for."""
-        for variant in self._searched(finding):
-            if explanation := self.attempt(finding, (variant,)):
-                yield explanation
+        return self._reproducing(finding, searched)
+
+    def _by_numbers_of_each(self, finding: Finding) -> Iterator[BugExplanation]:
+        """The same of one op of several layers."""
+        if len(self.proposals.layers(finding.segment)) > 1:
+            yield from self._reproducing(finding, of_each)
+
+    def _beside_known(self, finding: Finding) -> Iterator[BugExplanation]:
+        """A mistake of other results, and one more."""
+        known = list(self.moved(finding.segment, self._known.best()))
+        singles = list(self.proposals.enumerated(finding.segment)) if known else []
+        return beside(self.replay, finding, known, singles, lambda: self._budget.is_spent)
 
     def _of_other_layers(self, finding: Finding) -> Iterator[BugExplanation]:
         singles = self.proposals.singles(finding.segment, finding.name)
@@ -183,16 +233,18 @@ class Explainer:
         singles = [variant for variant in self.proposals.singles(finding.segment, finding.name) if not variant.fitted]
         return self._all_of(finding, [*parted.variants([*singles, *parted.fits()]), *parted.caches()])
 
-    def _in_rows(self, finding: Finding) -> Iterator[BugExplanation]:
+    def _in_one_layer(self, finding: Finding) -> list[BugExplanation]:
+        """Mistakes of one of several layers."""
+        singles = self.proposals.singles(finding.segment, finding.name, "one layer")
+        return list(self._all_of(finding, [variant for variant in singles if variant.bug != _LAST]))
+
+    def _in_rows(self, scope: Scope) -> Search:
         """Mistakes of several ops in the steps or sequences that are wrong."""
-        return self._all_of(finding, list(self.proposals.in_rows(finding)))
+        return lambda finding: self._all_of(finding, list(self.proposals.in_rows(finding, scope)))
 
-    def _on_two_ranks(self, finding: Finding) -> Iterator[BugExplanation]:
-        """Mistakes of several ops on one of two ranks, or of as many as the trace states."""
-        return self._all_of(finding, list(self.proposals.on_ranks(finding, degrees(self.replay)[:1])))
-
-    def _on_more_ranks(self, finding: Finding) -> Iterator[BugExplanation]:
-        return self._all_of(finding, list(self.proposals.on_ranks(finding, degrees(self.replay)[1:])))
+    def _on_ranks(self, scope: Scope, of: Sequence[int]) -> Search:
+        """Mistakes of several ops on one of so many ranks."""
+        return lambda finding: self._all_of(finding, list(self.proposals.on_ranks(finding, of, scope)))
 
     def _all_of(self, finding: Finding, variants: Sequence[Variant]) -> Iterator[BugExplanation]:
         """The explanations among these mistakes, until the time is up."""
@@ -208,12 +260,15 @@ class Explainer:
             if explanation := self.attempt(finding, (variant,)):
                 yield explanation
 
-    def _searched(self, finding: Finding) -> Iterator[Variant]:
-        """Free numbers of ops that are not recorded, until the time is up."""
+    def _reproducing(
+        self, finding: Finding, search: Callable[[Replay, Finding, SearchBudget], Iterator[Variant]]
+    ) -> Iterator[BugExplanation]:
+        """Those of free numbers of ops that are not recorded which give the result, until the time is up."""
         if not self._budget.is_spent:
             self._progress(f"{finding.name}: numbers are searched for")
-        found = searched(self.replay, finding, self._budget)
-        yield from found
+        for variant in search(self.replay, finding, self._budget):
+            if explanation := self.attempt(finding, (variant,)):
+                yield explanation
         if self._budget.is_spent:
             self._not_tried.append("other numbers (theta, eps, factors)")
 
@@ -222,51 +277,23 @@ class Explainer:
         return attempt(self.replay, finding, variants)
 
     def _pairs(self, finding: Finding) -> list[BugExplanation]:
-        """Pairs of mistakes at one place, until the time is up."""
+        """Pairs of mistakes at one place, until the time is up; those that were found at others are all if they fit."""
         until = time.monotonic() + self._seconds
-        names = finding.segment
-        singles = list(self.proposals.singles(names, finding.name))
+        singles = list(self.proposals.singles(finding.segment, finding.name))
         by_key = {variant.key: variant for variant in singles}
-        known = (tuple(by_key[part] for part in key) for key in self._known if all(part in by_key for part in key))
-        found = [explanation for variants in known if (explanation := self.attempt(finding, variants))]
-        if found:
+        known = [
+            tuple(by_key[part] for part in key) for key in self._pairs_found if all(part in by_key for part in key)
+        ]
+        if found := [e for variants in known if (e := self.attempt(finding, variants))]:
             return found
-        enumerated = [variant for variant in singles if not variant.fitted and not _leaves_zeros(variant)]
-        for index, first in enumerate(enumerated):
-            for second in enumerated[index + 1 :]:
-                if self._budget.is_spent or time.monotonic() > until:
-                    self._not_tried += ["most pairs of mistakes"] if self._budget.is_spent else []
-                    return found
-                if explanation := self.attempt(finding, (first, second)):
-                    found.append(explanation)
-            if len(names) == 1:
-                found += self._with_fit(finding, first)
-        if len(names) == 1:
-            for first in singles:
-                if first.fitted and not self._budget.is_spent:
-                    found += self._with_fit(finding, first)
+        found = list(pairs(self.replay, finding, singles, lambda: self._budget.is_spent or time.monotonic() > until))
+        self._not_tried += ["most pairs of mistakes"] if self._budget.is_spent else []
         return found
-
-    def _with_fit(self, finding: Finding, first: Variant) -> Iterator[BugExplanation]:
-        """Pairs of an enumerated mistake, and one that is fitted to the node with the first mistake in it."""
-        node = self.graph.nodes[finding.name]
-        wrong = changed(node, first.edits[node.name])
-        inputs = [self.replay.value(source) for source in wrong.inputs]
-        for second in fits(wrong, inputs, self.replay.recorded[node.name].values, self.replay.context):
-            if self._budget.is_spent:
-                return
-            if explanation := self.attempt(finding, (first, second)):
-                yield explanation
 
 
 def _shortened(parts: Iterable[str]) -> str:
     names = list(parts)
     return ", ".join(names[:_SHOWN]) + (f", … {len(names) - _SHOWN} more kinds" if len(names) > _SHOWN else "")
-
-
-def _leaves_zeros(variant: Variant) -> bool:
-    """Whether a mistake leaves zeros, which hide any other mistake."""
-    return any(params.get("factor") == 0 for params in variant.edits.values())
 
 
 def _parameters(explanation: BugExplanation) -> frozenset[tuple[str, str]]:

@@ -52,9 +52,12 @@ class KnownMistakes:
             if any(not inside.isdisjoint(variant.edits) for variant in variants):
                 yield variants
 
+    def best(self) -> list[tuple[Variant, ...]]:
+        """The best explanation of every result so far, each once."""
+        return [self.known[key] for key in self._best]
+
     def together(self) -> tuple[Variant, ...]:
-        """The best explanation of every result so far."""
-        return tuple(variant for key in self._best for variant in self.known[key])
+        return tuple(variant for variants in self.best() for variant in variants)
 
 
 def merged(variants: Iterable[Variant]) -> Edits | None:

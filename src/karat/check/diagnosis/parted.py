@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.mistakes.cache import TYPES
+from karat.check.mistakes.cache import TYPES, other_cache_text
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.fitted import fits
 from karat.check.mistakes.fitted_cache import caches
@@ -109,8 +109,7 @@ class Parted:
         info = self.replay.trace.info
         if node.kind in ("scores", "mix") and info.kv_dtype is not None:
             for dtype in (dtype for dtype in TYPES if dtype != info.kv_dtype):
-                detail = f"{dtype}, and the trace states {info.kv_dtype}"
-                yield Variant("kv-dtype", detail, {node.name: {"stored_as": dtype}})
+                yield Variant("kv-dtype", other_cache_text(dtype, info.kv_dtype), {node.name: {"stored_as": dtype}})
         if node.kind == "scores" and recorded.present is None:
             q, k = (self.replay.value(source) for source in node.inputs)
             mix = self.replay.graph.by_role[node.layer, "self_attn.attention"].name

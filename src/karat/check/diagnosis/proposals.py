@@ -5,7 +5,7 @@
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from karat.check.model.tokens import Misplaced
 from karat.check.replay.finding import LIMIT, Finding
 from karat.check.replay.replay import Replay
 
+# Of the mistakes in a segment of several layers: those made in all of them or beside them, and those made in one.
+Scope = Literal["any", "all layers", "one layer"]
 _FILLED = 0.5  # of the tokens that a part can reach, those that are wrong
 _PARTS = 3  # parts of the tokens that are tried
 # Bytes are read alike on all ranks, and an engine's type is the same on all of them.
@@ -37,32 +39,40 @@ class Proposals:
     def layers(self, names: Iterable[str]) -> tuple[int, ...]:
         return tuple(sorted({layer for n in names if (layer := self._graph.nodes[n].layer) is not None}))
 
-    def singles(self, names: tuple[str, ...], name: str) -> Iterator[Variant]:
+    def singles(self, names: tuple[str, ...], name: str, scope: Scope = "any") -> Iterator[Variant]:
         """The mistakes that change the segment, each once, and mistakes of its last node with fitted numbers."""
-        yield from self.enumerated(names)
+        yield from self.enumerated(names, scope)
+        if scope == "one layer":
+            return
         node = self._graph.nodes[name]
         recorded = self._replay.recorded[name]
         if recorded.present is None:
             inputs = [self._replay.value(source) for source in node.inputs]
             yield from fits(node, inputs, recorded.values, self._replay.context)
 
-    def enumerated(self, names: tuple[str, ...]) -> Iterator[Variant]:
-        """The mistakes without a free number that change the segment, each once.
+    def enumerated(self, names: tuple[str, ...], scope: Scope = "any") -> Iterator[Variant]:
+        """The mistakes without a free number that change the segment, each once, of one scope or of any.
 
         The embedding, the final norm and the head come first if they are in the segment, then all its layers, then
         single ones.
         """
+        for variant, is_of_one in self._in_order(names):
+            if scope == "any" or is_of_one == (scope == "one layer"):
+                yield variant
+
+    def _in_order(self, names: tuple[str, ...]) -> Iterator[tuple[Variant, bool]]:
+        """The same with whether each is a mistake of one of several layers."""
         inside = set(names)
         layers = self.layers(names)
         seen: set[Any] = set()
-        pools = [self._enumerated(layers)]
+        pools = [(self._enumerated(layers), False)]
         if len(layers) > 1:
-            norms = list(self._enumeration.of_all_norms())
-            pools += [norms, *(self._enumerated((layer,)) for layer in layers)]
+            pools.append((list(self._enumeration.of_all_norms()), False))
+            pools += [(self._enumerated((layer,)), True) for layer in layers]
         has_ends = any(self._graph.nodes[name].layer is None for name in names)
-        pools.insert(0 if has_ends else len(pools), self._ends)
+        pools.insert(0 if has_ends else len(pools), (self._ends, False))
         parts: list[Variant] = []  # mistakes that change nodes outside too: tried last, as they claim more than is seen
-        for variant in (variant for pool in pools for variant in pool):
+        for variant, is_of_one in ((variant, is_of_one) for pool, is_of_one in pools for variant in pool):
             edits = {n: params for n, params in variant.edits.items() if n in inside}
             if not self._is_computable(edits, inside):
                 continue
@@ -71,13 +81,13 @@ class Proposals:
                 parts.append(replace(variant, edits=edits, outside=outside))
             elif edits and (key := (variant.bug, frozen(edits))) not in seen:
                 seen.add(key)
-                yield variant
+                yield variant, is_of_one
         whole = seen.copy()
         for variant in parts:
             key = (variant.bug, frozen(variant.edits))
             if key not in whole and (there := (*key, frozen(variant.outside))) not in seen:
                 seen.add(there)
-                yield variant
+                yield variant, False
 
     def _is_computable(self, edits: Edits, inside: Container[str]) -> bool:
         """Whether what the nodes read under these edits is recorded, or computed before them."""
@@ -88,21 +98,20 @@ class Proposals:
             for source in params.get("inputs", ())
         )
 
-    def in_rows(self, finding: Finding) -> Iterator[Variant]:
+    def in_rows(self, finding: Finding, scope: Scope) -> Iterator[Variant]:
         """Mistakes in the steps or sequences in which a result of several ops is wrong."""
         parts = self._rows(finding)
         if not parts:
             return
         first = int(self._replay.tokens.steps[self._wrong(finding)].min())
-        for layer in self.layers(finding.segment):
-            roles = (self._graph.by_role[layer, f"self_attn.{part}"].name for part in ("scores", "attention"))
-            scores, mix = roles
-            if scores not in finding.segment:
-                continue
+        read = [name for name in finding.segment if self._graph.nodes[name].kind in ("scores", "mix")]
+        layers = self.layers(read)
+        for among in [layers] if scope == "all layers" else [(layer,) for layer in layers if len(layers) > 1]:
+            names = [name for name in read if self._graph.nodes[name].layer in among]
             for step in range(max(1, first - 1), first + 1):
                 for fault in (Misplaced(-1, step), Misplaced(1, step)):
-                    yield Variant("kv-stale", fault.text, {scores: {"cache": fault}, mix: {"cache": fault}})
-        for variant in self.singles(finding.segment, finding.name):
+                    yield Variant("kv-stale", fault.text, {name: {"cache": fault} for name in names})
+        for variant in self.singles(finding.segment, finding.name, scope):
             if not any(key in params for params in variant.edits.values() for key in _OF_WEIGHTS):
                 yield from (v for rows in parts if (v := within(variant, Part(rows=rows), self._graph)))
 
@@ -129,9 +138,9 @@ class Proposals:
                 found.setdefault(mask.tobytes(), rows)
         return sorted(found.values(), key=lambda rows: rows.steps == "in")[:_PARTS]
 
-    def on_ranks(self, finding: Finding, degrees: Iterable[int]) -> Iterator[Variant]:
+    def on_ranks(self, finding: Finding, degrees: Iterable[int], scope: Scope) -> Iterator[Variant]:
         """Mistakes of several ops on one of so many ranks."""
-        singles = [v for v in self.singles(finding.segment, finding.name) if not v.bug.startswith(_OF_ALL_RANKS)]
+        singles = [v for v in self.singles(finding.segment, finding.name, scope) if not v.bug.startswith(_OF_ALL_RANKS)]
         for degree in degrees:
             for variant in singles:
                 if not variant.fitted:

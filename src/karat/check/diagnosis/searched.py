@@ -15,7 +15,7 @@ from karat.check.diagnosis.budget import SearchBudget
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.graph import Edits, Node
 from karat.check.replay.distances import distance
-from karat.check.replay.finding import Finding
+from karat.check.replay.finding import LIMIT, Finding
 from karat.check.replay.replay import Replay
 
 _REACHES = (4, 12, 40, 1 << 20)
@@ -24,7 +24,7 @@ _REACHES = (4, 12, 40, 1 << 20)
 def searched(replay: Replay, finding: Finding, budget: SearchBudget) -> Iterator[Variant]:
     """Mistakes in a segment of several nodes, each with a number found by search. They are proposals, as all fits are.
 
-    Stops when the time is up.
+    In a segment of several layers those of all layers; `of_each` has those of single ones. Stops when the time is up.
     """
     nodes = [replay.graph.nodes[name] for name in finding.segment]
     turned = {node.name: node.params["rope"] for node in nodes if node.kind == "rope"}
@@ -45,17 +45,41 @@ def searched(replay: Replay, finding: Finding, budget: SearchBudget) -> Iterator
 
             for value in _rounded(_minimum(replay, finding, budget, factors, 1 / 300, 300, 36), 1.0):
                 yield _scaled(node.name, value)
-    for same in _together([node for node in nodes if node.kind == "scores"]):
-        yield from _scales(replay, finding, budget, same)
-    for same in _together([node for node in nodes if node.kind == "norm"]):
-        yield from _epsilons(replay, finding, budget, same)
+    for kind, numbers in _NUMBERS.items():
+        if same := [node for node in nodes if node.kind == kind]:
+            yield from numbers(replay, finding, budget, same)
+    if len({node.layer for node in nodes} - {None}) < 2:
+        yield from of_each(replay, finding, budget)
 
 
-def _together(nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
-    """All of them, as code that they share makes the same mistake; then each by itself."""
-    if len(nodes) > 1:
-        yield nodes
-    yield from ([node] for node in nodes)
+def of_each(replay: Replay, finding: Finding, budget: SearchBudget) -> Iterator[Variant]:
+    """Numbers of one op, where several of its kind are in the segment."""
+    nodes = [replay.graph.nodes[name] for name in finding.segment]
+    for kind, numbers in _NUMBERS.items():
+        same = [node for node in nodes if node.kind == kind]
+        for node in same if len(same) > 1 else ():
+            yield from numbers(replay, finding, budget, [node])
+
+
+def from_where_it_begins(replay: Replay, finding: Finding) -> Iterator[Variant]:
+    """Tables of RoPE and windows that end before the first position whose result is wrong."""
+    nodes = [replay.graph.nodes[name] for name in finding.segment]
+    positions = replay.tokens.positions[replay.domain(nodes[-1])]
+    wrong = positions[np.array(finding.by_token) > LIMIT]
+    if not len(wrong) or (first := int(wrong.min())) < 1:
+        return
+    kinds = {kind: [node.name for node in nodes if node.kind == kind] for kind in ("rope", "scores")}
+
+    def at(kind: str, **params: Any) -> Edits:
+        return dict.fromkeys(kinds[kind], params)
+
+    if kinds["rope"] and first > 1:
+        detail = f"position {first - 1} for all after it"
+        yield Variant("rope-position", detail, at("rope", positions=("clipped", first - 1)), fitted=True)
+        detail = f"positions from {first} on count from 0 again"
+        yield Variant("rope-position", detail, at("rope", positions=("wrapped", first)), fitted=True)
+    if kinds["scores"]:
+        yield Variant("mask-window", f"a window of {first}", at("scores", window=first), fitted=True)
 
 
 def _scales(replay: Replay, finding: Finding, budget: SearchBudget, nodes: Sequence[Node]) -> Iterator[Variant]:
@@ -78,6 +102,9 @@ def _epsilons(replay: Replay, finding: Finding, budget: SearchBudget, nodes: Seq
         what = nodes[0].role if len(nodes) == 1 else "all norms"
         for value in _rounded(_minimum(replay, finding, budget, epsilons, 1e-9, 1.0, 12), right):
             yield Variant("norm-eps", f"{what}: eps {value:g} instead of {right:g}", epsilons(value), fitted=True)
+
+
+_NUMBERS = {"scores": _scales, "norm": _epsilons}  # by the kind of node; all of these nodes have the same number
 
 
 def same_by_factor(replay: Replay, finding: Finding, mistakes: Iterable[Variant]) -> Iterator[Variant]:

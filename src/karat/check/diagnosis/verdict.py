@@ -62,6 +62,7 @@ class Named:
     places     names of results, in order
     first      the evidence at the first place
     elsewhere  details that hold only at other places
+    hidden     results in which the bug cannot be seen, as it moves them by less than rounding does
     """
 
     classes: tuple[frozenset[str], ...]
@@ -69,6 +70,7 @@ class Named:
     places: tuple[str, ...]
     first: Wrong
     elsewhere: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
 
     @property
     def bugs(self) -> frozenset[str]:

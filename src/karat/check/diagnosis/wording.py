@@ -95,7 +95,7 @@ def _named_lines(named: Named, graph: Graph, info: TraceInfo, number: int | None
     else:
         lines = [f"{prefix}one of {', '.join(names)}: this trace cannot tell them apart"]
         lines += [f"   {bug}: {BUGS[bug].title}" for bug in sorted(named.bugs)]
-    lines.append(f"   where      {shortened(named.places, graph)}")
+    lines.append(f"   where      {_where(named, graph)}")
     lines.append(f"   how        {'; or '.join(named.details[:4])}")
     lines += [f"   elsewhere  {'; '.join(named.elsewhere[:4])}"] if named.elsewhere else []
     lines.append(
@@ -109,6 +109,15 @@ def _named_lines(named: Named, graph: Graph, info: TraceInfo, number: int | None
         lines.append(f"   computed   {_path(first.finding, graph)}")
     lines += [f"   change     {BUGS[bug].remedy}" for bug in sorted(named.bugs)]
     return lines
+
+
+def _where(named: Named, graph: Graph) -> str:
+    """The places; whether they are all layers, and where of these the bug cannot be seen."""
+    if not named.hidden:
+        return shortened(named.places, graph)
+    layers = {graph.nodes[name].layer for name in (*named.places, *named.hidden)} - {None}
+    every = "all layers: " if len(layers) == graph.config.num_layers else ""
+    return f"{every}{shortened(named.places, graph)}; below the floor in {shortened(named.hidden, graph)}"
 
 
 def _alike(unexplained: Sequence[Wrong]) -> list[list[Wrong]]:

@@ -35,7 +35,7 @@ BUGS: Mapping[str, Bug] = {
 
 _FLAG = (True,)
 _FAULTS = (*CACHE_FAULTS, Misplaced, tuple)
-TYPES = ("float16", "bfloat16", "float32")
+TYPES: tuple[FloatName, ...] = ("float16", "bfloat16", "float32")
 _BLOCKS = (4, 8, 16, 32, 64, 128, 256)  # slots a block
 
 
@@ -73,6 +73,10 @@ def turned_again(scores: Op[Scores], a: Scores, rope: RopeConfig, *, of_earlier:
     """Keys, or those of earlier steps, are turned once more when they are stored."""
     again = scores(replace(a, k=turned(a.k, rope, a.context)))
     return np.where(_is_earlier(a.context.tokens), again, scores(a)) if of_earlier else again
+
+
+def other_cache_text(dtype: str, stated: str) -> str:
+    return f"{dtype}, and the trace states {stated}"
 
 
 @mistake("scores", of=scores, name="stored_as", choices=TYPES)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.model.integers import as_integers
+from karat.check.model.integers import as_integers, moved
 from karat.check.model.rounding import rounded
 from karat.check.model.tokens import Tokens
 from karat.config import FloatName, RopeConfig
@@ -84,7 +84,10 @@ class Context:
 
     def cached(self, x: Array) -> Array:
         """`x` as the cache gives it back."""
-        return x if self.kv_dtype is None else rounded(self._loosened(x), self.kv_dtype).astype(x.dtype, copy=False)
+        if self.kv_dtype is None:
+            return x
+        loosened = x + self._moves(x) if self.loose else x
+        return rounded(loosened.astype(x.dtype, copy=False), self.kv_dtype).astype(x.dtype, copy=False)
 
     def reads_integers(self, weight: str) -> bool:
         """Whether a product with this weight reads integers."""
@@ -94,14 +97,13 @@ class Context:
         """x [tokens, features] as a product with this weight reads it."""
         if self.integers is None or not self.reads_integers(weight):
             return x
-        return as_integers(self._loosened(x), self.integers)
+        return as_integers(moved(x, self._moves(x), self.integers) if self.loose else x, self.integers)
 
-    def _loosened(self, x: Array) -> Array:
-        if not self.loose:
-            return x
+    def _moves(self, x: Array) -> Array:
+        """By how much each number of x is moved before it is rounded."""
         largest = np.abs(x).max(axis=-1, keepdims=True, initial=0)
         signs = np.random.default_rng(x.shape).choice((-1.0, 1.0), x.shape)
-        return (x + self.loose * largest * signs).astype(x.dtype, copy=False)
+        return self.loose * largest * signs
 
     def frequencies(self, rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:
         if (rope, head_dim) not in self._frequencies:

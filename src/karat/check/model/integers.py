@@ -20,6 +20,20 @@ def as_integers(x: Array, activations: str) -> Array:
     return values
 
 
+def moved(x: Array, by: Array, activations: str) -> Array:
+    """x [tokens, features] moved by `by` before it is rounded to integers, in its type.
+
+    Where a block's largest value is what the power is made of, it stays: with it, all of the block would move, and a
+    number near a tie that is nearly as large would not come to the tie's other side.
+    """
+    there = (x + by).astype(x.dtype, copy=False)
+    if not WIDTHS[activations].by_maximum:
+        return there
+    sizes = np.abs(x).reshape(len(x), -1, BLOCK)
+    is_largest = (sizes == sizes.max(axis=-1, keepdims=True)).reshape(x.shape)
+    return np.where(is_largest, x, there)
+
+
 def half_step(x: Array, activations: str) -> Array:
     """The largest error of that rounding for each value of x [tokens, features]."""
     powers = quantise(x.astype(np.float32), WIDTHS[activations]).powers.astype(np.float64)
