@@ -1,6 +1,7 @@
 #include "runtime/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -43,6 +44,18 @@ std::size_t product(std::initializer_list<std::size_t> sizes) {
     for (const std::size_t size : sizes)
         if (__builtin_mul_overflow(all, size, &all)) throw std::bad_alloc();
     return all;
+}
+
+void read_ahead([[maybe_unused]] const std::uint8_t* data, [[maybe_unused]] std::size_t bytes) {
+#if defined(__linux__)
+    const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto page_of = [page](const std::uint8_t* at) { return reinterpret_cast<std::uintptr_t>(at) / page * page; };
+    unsigned char resident = 1;
+    if (mincore(reinterpret_cast<void*>(page_of(data + bytes / 2)), 1, &resident) != 0 || resident & 1) return;
+    const std::uintptr_t first = page_of(data);
+    (void)madvise(reinterpret_cast<void*>(first), reinterpret_cast<std::uintptr_t>(data + bytes) - first,
+                  MADV_WILLNEED);
+#endif
 }
 
 // Pieces are placed one after another in the last region, until it is full.

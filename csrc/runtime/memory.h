@@ -1,4 +1,5 @@
 // Large pieces of memory: aligned, zero at first, given back to the system at once, in large pages where it has them.
+// And what is mapped, read ahead.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,9 @@ namespace karat {
 
 // The product of sizes. Throws std::bad_alloc where it is more than memory can have.
 std::size_t product(std::initializer_list<std::size_t> sizes);
+
+// Asks the system to begin to read these bytes of a mapped file, if their middle is not in memory.
+void read_ahead(const std::uint8_t* data, std::size_t bytes);
 
 class Memory {
 public:

@@ -66,12 +66,19 @@ struct Sorted {
 struct SortOp final : Op {
     Register ids;
     std::shared_ptr<Sorted> sorted;
+    std::vector<std::vector<MatrixRef>> mapped;  // matrices of each expert, if they lie in a file
 
     const char* name() const override { return "experts_sort"; }
     Registers reads() const override { return {ids}; }
     void finish(Finishing& finishing) override { sorted->reserve(finishing.limits.of(rows)); }
     void run(StepContext& s, int thread) override {
-        if (thread == 0) sorted->sort(s.ids(ids), s.rows(ids));
+        if (thread != 0) return;
+        sorted->sort(s.ids(ids), s.rows(ids));
+        for (std::size_t group = 0; group < sorted->num_groups; ++group)
+            for (const auto& matrices : mapped) {
+                const Matrix& matrix = matrices[sorted->groups[group]]->matrix;
+                read_ahead(matrix.data, matrix.packed_bytes());
+            }
     }
 
     Rows rows;
@@ -235,6 +242,8 @@ struct ExpertsOp final : RowOp {
         sort->ids = ids;
         sort->rows = rows;
         sort->sorted = sorted;
+        for (const auto& all : {matrices.gates, matrices.ups, matrices.downs})
+            if (all.front()->file) sort->mapped.push_back(all);
         auto gather = std::make_unique<GatherOp>();
         gather->x = x;
         gather->gathered = of_pairs(columns);
