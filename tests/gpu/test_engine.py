@@ -54,7 +54,7 @@ def test_every_family(family: str, tmp_path: Path) -> None:
             for device in ("cuda-emulated", "cpu")
         ]
     except ExecutorError as error:
-        if "no kernels for" not in str(error):
+        if family != "gpt_oss" or "no kernels for" not in str(error):  # docs/gpu.md names it
             raise
         pytest.skip(str(error))
     np.testing.assert_array_equal(*(each.view(np.uint32) for each in logits))

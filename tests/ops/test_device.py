@@ -18,8 +18,8 @@ from karat.batch import ForwardBatch, plain_batch
 from karat.checkpoint.weights import Weight
 from karat.config import Activations, RopeConfig
 from karat.errors import CapacityError, ExecutorError, NumericsError
-from karat.ops import device
-from karat.ops.api import Clamp, HeadGroups, Routing
+from karat.ops import device, device_ops
+from karat.ops.api import OPS, Clamp, GatherColumns, HeadGroups, PagedAttention, Routing
 from karat.ops.device import EmulatedOps, missing
 from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
@@ -268,6 +268,11 @@ def test_weights_are_read_back_as_they_were_stored() -> None:
         held = ops.held(ops.load(weight))
         assert held.dtype == stored
         np.testing.assert_array_equal(held.data, weight.stored)
+
+
+def test_every_op_has_a_function() -> None:
+    """Or is told apart before: attention by its observer, columns by DeviceOps, which exchanges them between ranks."""
+    assert {*OPS} - {*device_ops._FUNCTIONS} == {PagedAttention, GatherColumns}
 
 
 @pytest.mark.parametrize("renormalised", [True, False])

@@ -34,12 +34,16 @@ _NO_DIGEST = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A matrix that is to be packed: its stored type, [rows, columns], the bytes that it will have, what packs it."""
+    """A matrix that is to be packed: its stored type, [rows, columns], the bytes that it will have, what packs it.
+
+    rows: a digest of which rows of the model's tensor it has, and in which order; empty if all as they lie there.
+    """
 
     dtype: str
     shape: tuple[int, int]
     size: int
     pack: Callable[[], NDArray[np.uint8]]
+    rows: str = ""
 
 
 class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +59,8 @@ class SourceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PackedMatrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A matrix: its name and stored type as it is computed with, [rows, columns], where its bytes lie, their SHA-256.
 
-    `size` counts the bytes of the packed matrix, without zeros behind them.
+    `size` counts the bytes of the packed matrix, without zeros behind them. `rows` is that of its Packing: it follows
+    from the model's config, which the user may have overridden.
     """
 
     name: str
@@ -64,6 +69,7 @@ class PackedMatrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     size: int
     digest: str
+    rows: str = ""
 
 
 class PackedHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +87,12 @@ class PackedFile:
     def __init__(self, path: Path, header: PackedHeader, stored: NDArray[np.uint8]) -> None:
         self.path, self.header, self._stored = path, header, stored
         self._by_name = {(one.name, one.dtype, one.shape): one for one in header.matrices}
+
+    def is_of(self, layout: int, source: list[SourceFile], matrices: Mapping[str, Packing]) -> bool:
+        """Whether it is what `write_packed` would write."""
+        held = {one.name: (one.dtype, one.shape, one.size, one.rows) for one in self.header.matrices}
+        wanted = {name: (one.dtype, one.shape, one.size, one.rows) for name, one in matrices.items()}
+        return (self.header.layout, self.header.source, held) == (layout, source, wanted)
 
     @property
     def num_bytes(self) -> int:
@@ -133,7 +145,9 @@ def write_packed(
     """Pack and write matrices, by name, one at a time. On any error there is no file. `progress` is called with the
     bytes that are written, and all of them. Raises OutputError where it cannot be written."""
     total, done = sum(one.size for one in matrices.values()), 0
-    planned = [PackedMatrix(name, one.dtype, one.shape, 0, one.size, _NO_DIGEST) for name, one in matrices.items()]
+    planned = [
+        PackedMatrix(name, one.dtype, one.shape, 0, one.size, _NO_DIGEST, one.rows) for name, one in matrices.items()
+    ]
     placed = _placed(layout, source, planned)
     with whole_file(path) as file:
         _reserve(file, placed.size)

@@ -14,6 +14,7 @@ from karat.checkpoint.packed import open_packed
 from karat.config import embedded_model_path
 from karat.engine.model_loading.packing import SUFFIX
 from karat.errors import CheckpointError, KaratError, OutputError, UsageError
+from karat.models.opening import open_model
 from karat.ops.native import unavailable_reason
 from tests.engine.tiny import write_model
 
@@ -55,6 +56,17 @@ def test_other_weights_are_packed_anew(tmp_path: Path) -> None:
     write_model(folder, seed=1)
     assert answers(LLM(folder, packed_cache=tmp_path / "p")) == answers(LLM(folder))
     assert len(packed_files(tmp_path / "p")) == 1
+
+
+def test_other_rows_by_an_override_are_packed_anew(tmp_path: Path) -> None:
+    """Of a GGUF file with rows of q and k in pairs: which ones follows from the size of a head."""
+    path = Path("tests/data/llama_cpp/mistral-Q5_0.gguf")
+    shape = open_model(path).config
+    changed = {"head_dim": shape["head_dim"] // 2}
+    changed |= {name: 2 * shape[name] for name in ("num_attention_heads", "num_key_value_heads")}
+    first = LLM(path, hf_overrides=changed, packed_cache=tmp_path / "p")
+    assert answers(first) != answers(LLM(path))
+    assert answers(LLM(path, packed_cache=tmp_path / "p")) == answers(LLM(path))
 
 
 def test_a_file_of_another_time_is_packed_anew(folder: Path, tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.packed import PackedFile, Packing, SourceFile, open_packed, source_of, write_packed
+from karat.checkpoint.packed import PackedFile, Packing, open_packed, source_of, write_packed
 from karat.checkpoint.weights import Checkpoint, Weight
 from karat.config import ModelConfig
 from karat.engine.model_loading.llm_options import Options
@@ -52,35 +52,19 @@ def packed_file(
     weights = find_weights(config, checkpoint)
     path, source = packed_path(folder, checkpoint.path, quantize), source_of(weights.values())
     assert ops.packed_layout is not None, f"{ops.executor} has no layout"
+    specs = [spec.source for spec in weight_specs(config) if len(spec.shape) == 2]
+    matrices = {name: _packing(weights[name], ops, prepare) for name in specs}
     if path.is_symlink() or path.exists():
         found = open_packed(path)
-        if found.header.layout == ops.packed_layout and found.header.source == source:
+        if found.is_of(ops.packed_layout, source, matrices):
             return found
-        _log.info("%s is of other files, or of another version of Karat, and is written anew", path)
+        _log.info("%s is of other files, other rows or another version of Karat, and is written anew", path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise OutputError(f"{folder}: cannot be made ({fault.strerror}); name another folder") from fault
-    _write(path, source, {spec.source: weights[spec.source] for spec in weight_specs(config)}, ops, prepare, progress)
+    write_packed(path, ops.packed_layout, source, matrices, progress)
     return open_packed(path)
-
-
-def _write(
-    path: Path,
-    source: list[SourceFile],
-    weights: Mapping[str, Weight],
-    ops: Executor,
-    prepare: Prepare,
-    progress: Callable[[int, int], None] | None,
-) -> None:
-    assert ops.packed_layout is not None
-    write_packed(
-        path,
-        ops.packed_layout,
-        source,
-        {name: _packing(weight, ops, prepare) for name, weight in weights.items() if len(weight.shape) == 2},
-        progress,
-    )
 
 
 def _packing(weight: Weight, ops: Executor, prepare: Prepare) -> Packing:
@@ -89,4 +73,12 @@ def _packing(weight: Weight, ops: Executor, prepare: Prepare) -> Packing:
     def pack() -> NDArray[np.uint8]:
         return ops.packed(ops.load(prepare(weight)))  # which gives back the pages that it has read
 
-    return Packing(dtype, (rows, columns), ops.bytes_of(dtype, weight.shape), pack)
+    return Packing(dtype, (rows, columns), ops.bytes_of(dtype, weight.shape), pack, _rows_of(weight))
+
+
+def _rows_of(weight: Weight) -> str:
+    """A digest of which stored rows a matrix has, and in which order; empty if all as they lie."""
+    if weight.row_order is None and weight.row_span is None:
+        return ""
+    order = b"" if weight.row_order is None else np.ascontiguousarray(weight.row_order(), "<i8").tobytes()
+    return hashlib.sha256(f"{weight.row_span} ".encode() + order).hexdigest()
