@@ -236,6 +236,17 @@ def test_other_routings(
     check(ops, np.asarray(ops.read(weights))[kept], want[clear], bound[kept])
 
 
+@every_executor
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of NaN and infinity
+def test_routes_of_what_is_no_number(ops: Executor) -> None:
+    """The largest first, of equal ones the smaller id, NaN last: by logit, and by score with a bias."""
+    logits = np.array([[np.nan, 1, np.inf, 1], [-np.inf, -np.inf, 0, np.nan], [2, 2, 2, 2]], ops.dtype)
+    none = load(ops, np.zeros(4, np.float32))
+    for routing in (Routing(4, True), Routing(4, False), Routing(4, True, "sigmoid", bias=none)):
+        ids, _ = ops.route(logits, routing, names=("op.ids", "op.weights"))
+        np.testing.assert_array_equal(ops.read(ids), [[2, 1, 3, 0], [2, 0, 1, 3], [0, 1, 2, 3]])
+
+
 def _gap_after(sums: torch.Tensor, count: int) -> torch.Tensor:
     """By how much the first `count` of a row are before the next; infinity if there is none."""
     ordered = torch.sort(sums, dim=-1, descending=True).values
