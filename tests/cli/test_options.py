@@ -107,13 +107,17 @@ def test_run_and_verify(model: Path, tmp_path: Path, karat_here: Karat, caplog: 
     assert by_reference.returncode == 0, by_reference.stderr
 
 
+def test_a_check_against_files_takes_no_word_of_the_user(model: Path, karat_here: Karat) -> None:
+    pytest.importorskip("torch", reason="transformers needs torch")
+    refused = karat_here("check", str(model), *WORDS, "--against", "hf")
+    assert refused.returncode == 2
+    assert "read the model's files alone" in refused.stderr
+
+
 def test_check_and_trace(model: Path, tmp_path: Path, karat_here: Karat) -> None:
     done = karat_here("check", str(model), *WORDS, "--stages", "logits", "--tokens", "8")
     assert done.returncode == 0, done.stderr
     assert "compared with float64 alone" in done.stderr
-    refused = karat_here("check", str(model), *WORDS, "--against", "hf")
-    assert refused.returncode == 2
-    assert "read the model's files alone" in refused.stderr
     plain, said = (
         karat_here("trace", str(model), "-o", str(tmp_path / name), "--tokens", "4", *words)
         for name, words in (("a.trace", []), ("b.trace", WORDS))

@@ -40,7 +40,10 @@ def bench(
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="Stored type of --shape: bf16 (default), f16, f32, q8_0, q4_0, q4_k_m …"),
+        typer.Option(
+            metavar="TYPE",
+            help="Stored type of --shape: bf16 (default), f16, f32, q8_0, q4_0, or a mix such as q4_k_m.",
+        ),
     ] = None,
     quantize: Annotated[str | None, typer.Option(metavar="TYPE", help="Run on weights as q8_0 or q4_0.")] = None,
     prompt_tokens: Annotated[

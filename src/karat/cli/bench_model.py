@@ -40,7 +40,10 @@ class ShapeOptions:
     ] = None
     weights: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="Stored type of --shape: bf16 (default), f16, f32, q8_0, q4_0, q4_k_m …"),
+        typer.Option(
+            metavar="TYPE",
+            help="Stored type of --shape: bf16 (default), f16, f32, q8_0, q4_0, or a mix such as q4_k_m.",
+        ),
     ] = None
 
     def path(self, model: str | None, stack: ExitStack, *, quiet: bool) -> Path:

@@ -223,13 +223,13 @@ class LLM:
         self.engine = Engine(run, self.tokenizer, plan.sizes)
         self._shared = SharedEngine(self.engine)
         self._maker = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
-        prepare = Preparation(quantize, quiet=True)
+        prepare, packed = Preparation(quantize, quiet=True), self.packed  # not self: the thread must not keep it alive
         stored = StoredModel(
             config=self.config,
             checkpoint=checkpoint,
             prepare=prepare,
             tokenizer=lambda: tokenizer_loading.result()[0],
-            packed=lambda: self.packed,
+            packed=lambda: packed,
         )
         self._fingerprinting = Fingerprinting(stored)
         self._fingerprinting.identify(
