@@ -6,17 +6,21 @@ from karat.check.diagnosis.attempt import FIT_GAIN, REPRODUCED
 from karat.check.diagnosis.verdict import BugExplanation
 from karat.check.mistakes.catalogue import Variant
 from karat.check.model.evaluate import evaluate
-from karat.check.replay.finding import F64, Finding
+from karat.check.replay.finding import F64, LIMIT, Finding
 from karat.check.replay.replay import Replay
 
 _TESTED = 4  # tokens at least, on which a map that was fitted to the others is tried
+_LEAST_SHARE = 1 / 16  # of the vocabulary: half of what one of eight ranks has
 _MORE = 4  # tokens beyond one for each hidden feature: as many give any logits
 
 
 def other_head(replay: Replay, finding: Finding) -> BugExplanation | None:
-    """Logits explained as a linear map of the final hidden state that is none of the model's weights."""
+    """Logits explained as a linear map of the final hidden state that is none of the model's weights.
+
+    A head of its own differs in the rows of a rank at least: single wrong rows are another bug.
+    """
     found = fitted_head(replay, finding)
-    if found is None:
+    if found is None or _share_of_wrong_rows(replay, finding) < _LEAST_SHARE:
         return None
     ratio, error, num_fitted = found
     largest = np.abs(replay.recorded["lm_head"].values).max()
@@ -27,6 +31,15 @@ def other_head(replay: Replay, finding: Finding) -> BugExplanation | None:
     )
     bug = "tie-ignored" if replay.graph.config.tie_word_embeddings else "head-other"
     return BugExplanation((Variant(bug, detail, {"lm_head": {}}, fitted=True),), ratio, error)
+
+
+def _share_of_wrong_rows(replay: Replay, finding: Finding) -> float:
+    """The share of the vocabulary whose logits are wrong."""
+    node = replay.graph.nodes["lm_head"]
+    expected = evaluate(node, [replay.value(node.inputs[0])], replay.context, F64)
+    floor = np.broadcast_to(replay.floor(finding.segment, expected), expected.shape)
+    wrong = np.abs(replay.recorded["lm_head"].values - expected) > LIMIT * floor
+    return float(wrong.any(axis=0).mean())
 
 
 def fitted_head(replay: Replay, finding: Finding) -> tuple[float, float, int] | None:
