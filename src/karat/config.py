@@ -172,6 +172,12 @@ def embedded_model_path() -> Path:
     return Path(__file__).parent / "embedded"
 
 
+def packed_cache_path(env: Mapping[str, str] = os.environ) -> Path:
+    """The folder of `karat pack` where none is named: karat/packed in the user's folder of caches."""
+    named = Path(env.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "karat" / "packed"
+
+
 def numpy_on_one_thread() -> None:
     """Keep NumPy's matrix products to one thread, unless the environment says otherwise. Before NumPy is imported.
 

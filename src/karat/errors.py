@@ -47,6 +47,10 @@ class CheckpointError(KaratError):
     exit_code = 4
 
 
+class DamageError(CheckpointError):
+    """A file that a loaded model reads, and whose content is not what was written: the model is at its end."""
+
+
 class OutputError(KaratError):
     """A file that cannot be written: it exists already, its folder does not exist, or the disk is full."""
 

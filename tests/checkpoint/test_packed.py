@@ -59,6 +59,28 @@ def test_matrices_are_found_by_name_type_and_shape(written: bytes, tmp_path: Pat
     packed.verify()
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the system's count of mapped pages")
+def test_pages_are_given_back_as_they_are_hashed(tmp_path: Path) -> None:
+    size = 32 << 20
+    packing = Packing("Q8_0", (1, 32), size, lambda: np.random.default_rng(0).integers(0, 256, size, np.uint8))
+    write_packed(tmp_path / "x", 7, SOURCE, {"a": packing})
+    packed = open_packed(tmp_path / "x")
+    most, before = 0, mapped_bytes()
+
+    def look() -> None:
+        nonlocal most
+        most = max(most, mapped_bytes() - before)
+
+    packed.verify(look)
+    assert most < size / 8
+
+
+def mapped_bytes() -> int:
+    """Of this process's files, in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssFile"))
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_cut_file_is_refused(written: bytes, tmp_path: Path, share: float) -> None:

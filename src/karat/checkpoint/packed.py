@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint.files import mapped, whole_file, why
-from karat.checkpoint.weights import Weight, mapping_of
-from karat.errors import CheckpointError
+from karat.checkpoint.weights import Weight, give_back, mapping_of
+from karat.errors import CheckpointError, DamageError
 
 MAGIC = b"KARATPCK"
 _BEGIN = struct.Struct("<8sQ32s")
@@ -105,15 +105,19 @@ class PackedFile:
         return None if one is None else self._stored[one.start :]
 
     def verify(self, pause: Callable[[], None] = lambda: None) -> None:
-        """Hash all matrices, and raise CheckpointError for the first that is not what was written. `pause` is called
-        after each MiB."""
+        """Hash all matrices, and raise DamageError for the first that is not what was written.
+
+        Pages are given back to the system as they are done. `pause` is called after each MiB.
+        """
         for one in self.header.matrices:
-            summed, piece = hashlib.sha256(), self._stored[one.start : one.start + one.size].data
+            summed, matrix = hashlib.sha256(), self._stored[one.start : one.start + one.size]
             for start in range(0, one.size, _PIECE):
-                summed.update(piece[start : start + _PIECE])
+                piece = matrix[start : start + _PIECE]
+                summed.update(piece.data)
+                give_back(piece)
                 pause()
             if summed.hexdigest() != one.digest:
-                raise CheckpointError(
+                raise DamageError(
                     f"{self.path}: {one.name} is not what was packed: its digest is {summed.hexdigest()[:16]}…, the "
                     f"header has {one.digest[:16]}…; remove the file, and pack the model again"
                 )

@@ -103,10 +103,7 @@ class Weight:
 
     def release(self) -> None:
         """Return the memory of mapped pages to the system. A later use reads them again."""
-        if (found := mapping_of(self.stored)) is not None and hasattr(mmap, "MADV_DONTNEED") and self.stored.nbytes:
-            base, start = found
-            page = start - start % mmap.PAGESIZE
-            base.madvise(mmap.MADV_DONTNEED, page, start + self.stored.nbytes - page)
+        give_back(self.stored)
 
     def to_array(self, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
         """The stored values as a new array [*shape] of `dtype` (float32 or float64), exactly.
@@ -133,6 +130,14 @@ def remarks_on(weights: Collection[Weight]) -> list[str]:
     """Warnings for the user: tensors that are not used in their stored type."""
     doubles = [weight.name for weight in weights if weight.dtype == "F64"]
     return [f"{len(doubles)} F64 tensors are rounded to float32: {listed(doubles, 3)}"] if doubles else []
+
+
+def give_back(stored: NDArray[np.uint8]) -> None:
+    """Return the memory of the pages of a mapped file to the system. A later use reads them again."""
+    if (found := mapping_of(stored)) is not None and hasattr(mmap, "MADV_DONTNEED") and stored.nbytes:
+        base, start = found
+        page = start - start % mmap.PAGESIZE
+        base.madvise(mmap.MADV_DONTNEED, page, start + stored.nbytes - page)
 
 
 def mapping_of(stored: NDArray[np.uint8]) -> tuple[mmap.mmap, int] | None:

@@ -14,20 +14,22 @@ Examples
 
   karat pack ./my-model.gguf --packed-cache ~/packed
   karat run ./my-model.gguf --packed-cache ~/packed "Once upon a time"
-  karat pack ./my-model.gguf --packed-cache ~/packed --verify
+  karat pack ./my-model.gguf --packed-cache ~/packed --verify   hashes what is there, and writes nothing
 """
 
 
 def pack(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the hub.")],
     packed_cache: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder of packed files; it is made if it is not there.")
-    ],
+        Path | None,
+        typer.Option(metavar="DIR", help="The folder of packed files (default: karat/packed in the user's cache)."),
+    ] = None,
     quantize: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="Quantise matrices on the way: q8_0 or q4_0.")
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash all matrices of the file, and say whether they are what was packed.")
+        bool,
+        typer.Option("--verify", help="Write nothing: hash all matrices of the file, and say whether they are right."),
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no hint.")] = False,
     *,
@@ -40,8 +42,9 @@ def pack(
     own files have changed since, the packed one is written anew. A failure leaves no file.
     """
     from karat.checkpoint import resolve
+    from karat.config import packed_cache_path
     from karat.engine.model_loading.llm_options import Options
-    from karat.engine.model_loading.packing import packed_file
+    from karat.engine.model_loading.packing import plan_packing
     from karat.engine.model_running import Preparation
     from karat.models.opening import open_model
     from karat.models.registry import read_config
@@ -55,19 +58,18 @@ def pack(
         progress(f"{100 * done // max(total, 1):3} %  {bytes_text(done)} of {bytes_text(total)}")
 
     try:
-        packed = packed_file(
-            packed_cache,
+        plan = plan_packing(
+            packed_cache or packed_cache_path(),
             read_config(checkpoint.config),
             checkpoint,
             create("native"),
-            Preparation(quantize),
+            Preparation(quantize, quiet=verify),
             quantize=quantize,
-            progress=tell,
         )
+        packed = plan.verified() if verify else plan.written(tell)
     finally:
         progress.clear()
-    if verify:
-        packed.verify()
     emit(f"{packed.path}\n")
     if not quiet:
-        note(f"{bytes_text(packed.num_bytes)} of matrices" + (", all of them as they were packed" if verify else ""))
+        done = ", all of them as they were packed" if verify else f"; --packed-cache {packed.path.parent} maps them"
+        note(f"{bytes_text(packed.num_bytes)} of matrices{done}")

@@ -60,8 +60,8 @@ class AsyncLLM:
     tokens wait.
 
     If the engine's process, or one of its ranks, dies or hangs, every open and later request raises EngineDiedError
-    with the cause, until `restart`. The process ends with `close`, and with this process in any case. It does not
-    receive Ctrl-C of the terminal.
+    with the cause, until `restart`; for good, where its packed file is not what was packed. The process ends with
+    `close`, and with this process in any case. It does not receive Ctrl-C of the terminal.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class AsyncLLM:
             opening,
             process,
             EngineStats(num_blocks=sum(ready.sizes.group_blocks)),
+            lambda: hashing.damage,
             max_queue=max_queue,
             max_num_seqs=self.max_num_seqs,
         )

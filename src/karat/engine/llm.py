@@ -221,7 +221,6 @@ class LLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.engine = Engine(run, self.tokenizer, plan.sizes)
-        self._shared = SharedEngine(self.engine)
         self._maker = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
         prepare, packed = Preparation(quantize, quiet=True), self.packed  # not self: the thread must not keep it alive
         stored = StoredModel(
@@ -231,8 +230,9 @@ class LLM:
             tokenizer=lambda: tokenizer_loading.result()[0],
             packed=lambda: packed,
         )
-        self._fingerprinting = Fingerprinting(stored)
-        self._fingerprinting.identify(
+        hashing = self._fingerprinting = Fingerprinting(stored)
+        self._shared = SharedEngine(self.engine, lambda: hashing.damage)
+        hashing.identify(
             Computing(
                 sampler=SAMPLER_VERSION,
                 executor=registry.numerics_of(self.executor),

@@ -13,7 +13,7 @@ from karat.engine.engine import Engine
 from karat.engine.requests.request_bar import RequestBar
 from karat.engine.requests.request_updates import Gathered, PromptProgress, RequestUpdate
 from karat.engine.scheduling.step_budget import PROMPT_STEP_S, pause_after
-from karat.errors import UsageError
+from karat.errors import KaratError, UsageError
 from karat.outputs import RequestOutput, StreamChunk
 from karat.request import Request
 
@@ -36,11 +36,13 @@ def ending(act: Callable[[], object]) -> Iterator[None]:
 class SharedEngine:
     """Serves several threads with one engine. A step computes for all of them, whichever thread makes it.
 
-    An interrupt may come anywhere, also while another one is being cleaned up: see `ending`.
+    `damage` says, once it is known, why the model may not be used any more. An interrupt may come anywhere, also while
+    another one is being cleaned up: see `ending`.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, damage: Callable[[], KaratError | None]) -> None:
         self._engine = engine
+        self._damage = damage
         self._lock = RLock()
         self._inside = False  # whether the thread that has the lock is in the engine
         self._left: list[str] = []  # requests whose callers no longer wait
@@ -49,9 +51,11 @@ class SharedEngine:
         self._closed = False
 
     def require_open(self) -> None:
-        """Raise UsageError after `close`."""
+        """Raise UsageError after `close`, and for a damaged model what is wrong with it."""
         if self._closed:
             raise UsageError("this LLM was closed; expected one that is open; load the model again, with LLM(...)")
+        if (damage := self._damage()) is not None:
+            raise type(damage)(str(damage))  # a new one: threads raise it beside each other
 
     def close(self, act: Callable[[], None]) -> None:
         """From now on every use raises UsageError. `act` is called while no thread is in the engine."""

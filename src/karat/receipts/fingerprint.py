@@ -14,7 +14,7 @@ from typing import TypedDict
 from karat.checkpoint import Checkpoint, Weight
 from karat.checkpoint.packed import PackedFile
 from karat.config import Activations, ModelConfig
-from karat.errors import UsageError
+from karat.errors import DamageError, UsageError
 from karat.layers.weights import Prepare
 from karat.models.registry import find_weights
 from karat.ops.contract import activations_read, contract_of
@@ -145,6 +145,13 @@ class Fingerprinting:
         found = self._found
         return found.result() if found is not None and found.done() and found.exception() is None else None
 
+    @property
+    def damage(self) -> DamageError | None:
+        """What is wrong with the packed file that the model reads, once that is found."""
+        found = self._found
+        fault = found.exception() if found is not None and found.done() else None
+        return fault if isinstance(fault, DamageError) else None
+
 
 class _Pace:
     """The pauses of a thread that hashes.
@@ -197,7 +204,7 @@ def _find(
 
 
 def _require_packed(stored: StoredModel, computing: "Future[Computing]", ended: threading.Event, pace: _Pace) -> None:
-    """Raise CheckpointError unless what is read in place of the weights is what was packed of them."""
+    """Raise DamageError unless what is read in place of the weights is what was packed of them."""
     computing.result()
 
     def pause() -> None:

@@ -1,19 +1,21 @@
 """A model from a packed file: the same answers, nothing read twice, and never a file of other weights."""
 
+import asyncio
 import logging
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from karat import LLM, SamplingParams
+from karat import LLM, AsyncLLM, SamplingParams
 from karat.checkpoint.packed import open_packed
 from karat.config import embedded_model_path
 from karat.engine.model_loading.packing import SUFFIX
-from karat.errors import CheckpointError, KaratError, OutputError, UsageError
+from karat.errors import CheckpointError, DamageError, EngineDiedError, OutputError, UsageError
 from karat.models.opening import open_model
 from karat.ops.native import unavailable_reason
 from tests.engine.tiny import write_model
@@ -79,7 +81,9 @@ def test_a_file_of_another_time_is_packed_anew(folder: Path, tmp_path: Path) -> 
     assert packed_files(tmp_path / "p")[0].stat().st_ino != before
 
 
-def test_changed_matrices_give_no_receipt(folder: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def damaged(folder: Path, tmp_path: Path) -> Path:
+    """The folder of a packed file, a matrix of which has another bit."""
     LLM(folder, packed_cache=tmp_path)
     (path,) = packed_files(tmp_path)
     matrix = open_packed(path).header.matrices[-1]
@@ -88,9 +92,40 @@ def test_changed_matrices_give_no_receipt(folder: Path, tmp_path: Path) -> None:
         byte = file.read(1)[0]
         file.seek(matrix.start)
         file.write(bytes([byte ^ 1]))
-    llm = LLM(folder, packed_cache=tmp_path)
-    with pytest.raises(KaratError, match="is not what was packed"):
-        llm.generate([[5, 6]], PARAMS, receipt=True)
+    return tmp_path
+
+
+def test_changed_matrices_end_the_model(folder: Path, damaged: Path) -> None:
+    """At the first receipt, before which they are hashed; what streams then ends too."""
+    llm = LLM(folder, packed_cache=damaged)
+    stream = llm.stream([5, 6, 7], replace(PARAMS, max_tokens=60))
+    next(stream)
+    for _ in range(2):
+        with pytest.raises(DamageError, match="is not what was packed"):
+            llm.generate([[5, 6]], PARAMS, receipt=True)
+    for use in (lambda: list(stream), lambda: llm.generate([[5, 6]], PARAMS), lambda: llm.logits([5, 6])):
+        with pytest.raises(DamageError, match="remove the file, and pack the model again"):
+            use()
+    llm.close()
+
+
+def test_changed_matrices_end_the_process_of_an_async_engine(folder: Path, damaged: Path) -> None:
+    """They are hashed beside the answers, none of which waits for it; no restart brings it back."""
+
+    async def ask() -> None:
+        llm = await AsyncLLM.open(folder, threads=1, packed_cache=damaged)
+        try:
+            with pytest.raises(EngineDiedError, match="is not what was packed"):
+                await asyncio.gather(*(llm.generate([5, 6, 7], PARAMS) for _ in range(1000)))
+            with pytest.raises(DamageError, match="is not what was packed"):
+                await llm.generate([5, 6, 7], PARAMS, receipt=True)
+            assert not llm.healthy and isinstance(llm.failure, DamageError)
+            with pytest.raises(EngineDiedError, match="the engine is not started again"):
+                await llm.restart()
+        finally:
+            await llm.close()
+
+    asyncio.run(ask())
 
 
 def test_a_damaged_file_is_refused_and_stays(folder: Path, tmp_path: Path) -> None:
@@ -132,10 +167,6 @@ def test_matrices_are_mapped_and_not_copied(tmp_path: Path) -> None:
 
 
 def test_the_process_of_an_async_engine_maps_it_too(folder: Path, tmp_path: Path) -> None:
-    import asyncio
-
-    from karat import AsyncLLM
-
     async def ask(**options: Any) -> Any:
         async with await AsyncLLM.open(folder, threads=1, **options) as llm:
             return (await llm.generate([5, 6, 7], PARAMS, receipt=True)).outputs[0]

@@ -12,7 +12,7 @@ from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
 from karat.engine.engine_config import EngineConfig
 from karat.engine.model_loading.cache_size import num_cache_blocks, require_room, warn_of_paging
 from karat.engine.model_loading.llm_options import Options
-from karat.engine.model_loading.packing import packed_file, reads_packed
+from karat.engine.model_loading.packing import plan_packing, reads_packed
 from karat.engine.model_running import Preparation, open_runner
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
@@ -70,7 +70,7 @@ class LoadPlan:
         prepare, packed = Preparation(self.options.quantize), None
         if (folder := self.options.packed_cache) is not None and reads_packed(self.options, self.ops):
             arguments = (Path(folder), self.config, self.checkpoint, self.ops, prepare)
-            packed = packed_file(*arguments, quantize=self.options.quantize, progress=progress)
+            packed = plan_packing(*arguments, quantize=self.options.quantize).written(progress)
         return build(
             self.config,
             self.ops,

@@ -1,18 +1,19 @@
-"""packed_file: the packed matrices of a model in a folder that the user named, written at the first time."""
+"""The packed matrices of a model in a folder that the user named: packed_file writes them at the first time."""
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.packed import PackedFile, Packing, open_packed, source_of, write_packed
+from karat.checkpoint.packed import PackedFile, Packing, SourceFile, open_packed, source_of, write_packed
 from karat.checkpoint.weights import Checkpoint, Weight
 from karat.config import ModelConfig
 from karat.engine.model_loading.llm_options import Options
-from karat.errors import OutputError
+from karat.errors import CheckpointError, OutputError
 from karat.layers.weights import Prepare
 from karat.models.decoder import weight_specs
 from karat.models.registry import find_weights
@@ -34,37 +35,60 @@ def reads_packed(options: Options, ops: Executor) -> bool:
     return options.packed_cache is not None and options.tensor_parallel_size == 1 and ops.packed_layout is not None
 
 
-def packed_file(
-    folder: Path,
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    ops: Executor,
-    prepare: Prepare,
-    *,
-    quantize: str | None,
-    progress: Callable[[int, int], None] | None = None,
-) -> PackedFile:
-    """The packed file of a model, as it is if it is there and of these very files, else written now.
+@dataclass(frozen=True, slots=True)
+class PackingPlan:
+    """The packed file that a model should have: where it lies, of which files it is made, what is in it."""
 
-    `ops` has a layout. `progress` is called with the bytes that are packed, and all that will be. Raises
-    CheckpointError for a file that is there and damaged or another user's, OutputError where none can be written.
-    """
+    path: Path
+    layout: int
+    source: list[SourceFile]
+    matrices: Mapping[str, Packing]
+
+    def found(self) -> PackedFile | None:
+        """The file, if one is there and is of these very files. CheckpointError for one that is damaged or another
+        user's."""
+        if not self.path.is_symlink() and not self.path.exists():
+            return None
+        found = open_packed(self.path)
+        return found if found.is_of(self.layout, self.source, self.matrices) else None
+
+    def verified(self) -> PackedFile:
+        """The same, all of whose matrices were hashed; CheckpointError if it is not there or not what was packed."""
+        found = self.found()
+        if found is None:
+            raise CheckpointError(
+                f"{self.path}: is not there, or is of other files, other rows or another version of Karat; pack the "
+                "model first, without --verify"
+            )
+        found.verify()
+        return found
+
+    def written(self, progress: Callable[[int, int], None] | None = None) -> PackedFile:
+        """The file as it is if `found`, else written now. `progress` is called with the bytes that are packed, and all
+        that will be. OutputError where it cannot be written."""
+        if (found := self.found()) is not None:
+            return found
+        if self.path.exists():
+            _log.info("%s is of other files, other rows or another version of Karat, and is written anew", self.path)
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as fault:
+            raise OutputError(f"{folder}: cannot be made ({fault.strerror}); name another folder") from fault
+        write_packed(self.path, self.layout, self.source, self.matrices, progress)
+        return open_packed(self.path)
+
+
+def plan_packing(
+    folder: Path, config: ModelConfig, checkpoint: Checkpoint, ops: Executor, prepare: Prepare, *, quantize: str | None
+) -> PackingPlan:
+    """The plan of a model's packed file in `folder`; `ops` has a layout."""
     weights = find_weights(config, checkpoint)
-    path, source = packed_path(folder, checkpoint.path, quantize), source_of(weights.values())
     assert ops.packed_layout is not None, f"{ops.executor} has no layout"
     specs = [spec.source for spec in weight_specs(config) if len(spec.shape) == 2]
     matrices = {name: _packing(weights[name], ops, prepare) for name in specs}
-    if path.is_symlink() or path.exists():
-        found = open_packed(path)
-        if found.is_of(ops.packed_layout, source, matrices):
-            return found
-        _log.info("%s is of other files, other rows or another version of Karat, and is written anew", path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise OutputError(f"{folder}: cannot be made ({fault.strerror}); name another folder") from fault
-    write_packed(path, ops.packed_layout, source, matrices, progress)
-    return open_packed(path)
+    path, source = packed_path(folder, checkpoint.path, quantize), source_of(weights.values())
+    return PackingPlan(path, ops.packed_layout, source, matrices)
 
 
 def _packing(weight: Weight, ops: Executor, prepare: Prepare) -> Packing:

@@ -32,17 +32,26 @@ class AsyncEngine:
     """The requests of an engine's process whose model is loaded. All calls come from one event loop at a time.
 
     At most max_queue answers wait in addition to the max_num_seqs that are computed; a request has `n` of them. `stats`
-    are those of the last step, at first the given ones.
+    are those of the last step, at first the given ones. `damage` says, once it is known, why no process may serve this
+    model any more.
     """
 
     def __init__(
-        self, opening: Open, process: EngineProcess, stats: EngineStats, *, max_queue: int, max_num_seqs: int
+        self,
+        opening: Open,
+        process: EngineProcess,
+        stats: EngineStats,
+        damage: Callable[[], KaratError | None],
+        *,
+        max_queue: int,
+        max_num_seqs: int,
     ) -> None:
         self.process = process
         self.stats = self._no_stats = stats
         self.failure: KaratError | None = None
         self.closed = False
         self._opening = opening
+        self._damage = damage
         self._max_queue = max_queue
         self._max_num_seqs = max_num_seqs
         self._deaths: list[float] = []  # the last two
@@ -78,6 +87,8 @@ class AsyncEngine:
             loop.add_reader(self.process.fileno(), self._hear)
             self._look()
             self._tell()
+        if self.failure is None and (damage := self._damage()) is not None:
+            self._fail(damage)
         if self.failure is not None:
             raise EngineDiedError(str(self.failure))
 
@@ -163,6 +174,8 @@ class AsyncEngine:
         async with self._restarting:
             if self.failure is None:
                 return
+            if (damage := self._damage()) is not None:
+                raise EngineDiedError(f"the engine is not started again: {damage}")
             if len(self._deaths) > 1 and self._deaths[1] - self._deaths[0] < FINAL_S:
                 raise EngineDiedError(f"the engine died again within a minute, and is left at that: {self.failure}")
             process = await asyncio.to_thread(_started, self._opening)
@@ -236,9 +249,9 @@ class AsyncEngine:
             self.forget(opened)
 
     def _look(self) -> None:
-        """Check now, and again at intervals, whether the engine hangs."""
+        """Check now, and again at intervals, whether the engine hangs, or its model is damaged."""
         has_work = self.has_work
-        error = self.process.look(has_work=has_work)
+        error = self._damage() or self.process.look(has_work=has_work)
         if error is not None:
             self._fail(error)
         else:
