@@ -24,6 +24,7 @@ from karat.models.registry import find_weights, read_config
 from karat.ops.native import native, unavailable_reason
 from karat.request import SamplingParams
 from karat.text import Tokenizer
+from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from tests.convert.folders import FAMILIES, folder_of
 from tests.support.composite import NUM_UNUSED, with_vision
 from tests.text.test_gguf_tokenizer import random_strings
@@ -236,6 +237,29 @@ class TestTokenizers:
         assert tokens is not None and types is not None
         assert tokens.strings()[4096:] == ["[PAD4096]", "[PAD4097]", "[PAD4098]", "[PAD4099]"]
         assert types.numbers()[4096:].tolist() == [5] * 4
+
+    @pytest.mark.parametrize("reached", [True, False])
+    def test_pieces_taken_whole(self, reached: bool, tmp_path: Path) -> None:
+        """Merging every piece is the same as taking tokens whole, as gpt-oss' file does, if merges reach them all."""
+        folder = folder_of(tmp_path / "model")
+        state = json.loads((folder / "tokenizer.json").read_text())
+        assert not state["model"]["ignore_merges"]
+        cut = {"type": "Split", "pattern": {"Regex": PRE_TOKENIZERS["gpt-4o"].patterns[0]}}
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        steps = [{**cut, "behavior": "Isolated", "invert": False}, level]
+        state |= {"normalizer": None, "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
+        if not reached:
+            state["model"]["merges"].pop()
+        (folder / "tokenizer.json").write_text(json.dumps(state))
+        if not reached:
+            with pytest.raises(TokenizerError, match="a pre-tokenizer without a name in GGUF"):
+                convert(open_model(folder), tmp_path / "a.gguf", MIXES["F32"])
+            return
+        convert(open_model(folder), tmp_path / "a.gguf", MIXES["F32"])
+        assert read_header(tmp_path / "a.gguf").metadata.optional(str, "tokenizer.ggml.pre") == "gpt-4o"
+        ours, expected = Tokenizer.of(open_model(tmp_path / "a.gguf")), Tokenizer.from_folder(folder)
+        for text in random_strings(500):
+            assert ours.encode(text) == expected.encode(text), text
 
     @pytest.mark.parametrize(
         ("change", "expected"),

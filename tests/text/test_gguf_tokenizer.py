@@ -110,17 +110,33 @@ class TestVectors:
             assert not tokenizer.is_byte_level or tokenizer.decode_continuation(ids) == text
 
 
+def renamed(name: str, vocabulary: str, data_dir: Path, folder: Path) -> Path:
+    """A file with the tokens of another, that states this pre-tokenizer."""
+    source = read_header(data_dir / "tokenizers" / f"ggml-vocab-{vocabulary}.gguf").metadata
+    pairs = [(key, source.stored(key)) for key in source.values if key != "tokenizer.ggml.pre"]
+    path = folder / f"{name}.gguf"
+    write_gguf(path, [*pairs, ("tokenizer.ggml.pre", string(name))], [])
+    return path
+
+
 class TestOwnTokenizers:
     """Random strings, as the tokenizer of the same model that other code builds or loads."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("name", "kind"),
-        [("qwen2", "Qwen2Tokenizer"), ("qwen35", "Qwen3_5Tokenizer"), ("gpt-2", "GPT2Tokenizer")],
+        [
+            ("qwen2", "Qwen2Tokenizer"),
+            ("qwen35", "Qwen3_5Tokenizer"),
+            ("gpt-2", "GPT2Tokenizer"),
+            ("olmo", "GPTNeoXTokenizer"),
+        ],
     )
-    def test_transformers(self, name: str, kind: str, data_dir: Path) -> None:
+    def test_transformers(self, name: str, kind: str, data_dir: Path, tmp_path: Path) -> None:
         transformers = pytest.importorskip("transformers")
         path = data_dir / "tokenizers" / f"ggml-vocab-{name}.gguf"
+        if not path.exists():
+            path = renamed(name, "gpt-2", data_dir, tmp_path)
         values = read_header(path).metadata.values
         tokens: Any = values["tokenizer.ggml.tokens"]
         merges: Any = values["tokenizer.ggml.merges"]
@@ -176,9 +192,27 @@ def test_patterns_are_those_of_transformers() -> None:
     """By the name that files give, as far as it knows them."""
     reading = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
     compared = [name for name in PRE_TOKENIZERS if name in reading.GGUF_PRE_TOKENIZER_SPLITS]
-    assert len(compared) >= 9
+    assert len(compared) >= 9 and {"gpt-4o", "lfm2"} <= {*compared}
     for name in compared:
         assert PRE_TOKENIZERS[name].patterns == [reading.GGUF_PRE_TOKENIZER_SPLITS[name]], name
+
+
+def test_released_files_of_every_family() -> None:
+    """The names in the GGUF files that people have, as llama.cpp's converter writes them for these models."""
+    written = {
+        "gpt-oss-20b": "gpt-4o",
+        "OLMoE-1B-7B": "olmo",
+        "Seed-OSS-36B": "seed-coder",
+        "Qwen3-30B-A3B": "qwen2",
+        "Llama-3.2-1B": "llama-bpe",
+        "Mistral-Small-3.2": "tekken",
+        "granite-3.3-2b": "refact",
+        "granite-4.0-micro": "dbrx",
+        "SmolLM3-3B": "smaug-bpe",
+        "SmolLM2-135M": "smollm",
+        "DeepSeek-R1-Distill-Qwen-1.5B": "deepseek-r1-qwen",
+    }
+    assert {model: name for model, name in written.items() if name not in PRE_TOKENIZERS} == {}
 
 
 def differs_in_llama_cpp(path: Path) -> Callable[[str], bool]:
@@ -200,14 +234,15 @@ def differs_in_llama_cpp(path: Path) -> Callable[[str], bool]:
         ("refact", "gpt-2"),
         ("starcoder", "gpt-2"),
         ("smollm", "gpt-2"),
+        ("olmo", "gpt-2"),
+        ("gpt-4o", "gpt-2"),
+        ("lfm2", "llama-bpe"),
+        ("seed-coder", "qwen2"),
     ],
 )
 def test_other_names_on_a_vocabulary_that_is_here(name: str, vocabulary: str, data_dir: Path, tmp_path: Path) -> None:
     """Live: llama.cpp cuts as we do under names of which no vocabulary is here."""
-    source = read_header(data_dir / "tokenizers" / f"ggml-vocab-{vocabulary}.gguf").metadata
-    pairs = [(key, source.stored(key)) for key in source.values if key != "tokenizer.ggml.pre"]
-    path = tmp_path / f"{name}.gguf"
-    write_gguf(path, [*pairs, ("tokenizer.ggml.pre", string(name))], [])
+    path = renamed(name, vocabulary, data_dir, tmp_path)
     strings = [text for text in random_strings(600) if unicodedata.is_normalized("NFC", text)]
     different = [*filter(differs_in_llama_cpp(path), strings)]
     assert not different, f"{len(different)} of {len(strings)}, for example {different[0]!a}"

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenizers.models import BPE
+
 from karat.checkpoint.gguf.writer import numbers, scalar, string, strings
 from karat.checkpoint.wording import listed, shown
 from karat.config import ModelConfig
@@ -103,11 +105,27 @@ def _byte_level(
     nfc = normalizer == {"type": "NFC"}
     if normalizer is not None and not nfc:
         raise _unsupported(f"the normalizer {normalizer['type']}")
+    takes_whole = bool(model["ignore_merges"])
+    names: dict[bool, str] = {}
     for name, kind in PRE_TOKENIZERS.items():
-        if (list(kind.patterns), kind.takes_whole, kind.nfc) == (patterns, model["ignore_merges"], nfc):
-            merged = [f"{left} {right}" for left, right in merges]
-            return [("tokenizer.ggml.pre", string(name)), ("tokenizer.ggml.merges", strings(merged))]
+        if (list(kind.patterns), kind.nfc) == (patterns, nfc):
+            names.setdefault(kind.takes_whole, name)
+    if takes_whole not in names and names and _all_are_merged(state, merges):
+        takes_whole = not takes_whole  # the same ids
+    if takes_whole in names:
+        merged = [f"{left} {right}" for left, right in merges]
+        return [("tokenizer.ggml.pre", string(names[takes_whole])), ("tokenizer.ggml.merges", strings(merged))]
     raise _unsupported(f"a pre-tokenizer without a name in GGUF (it cuts at {patterns or 'nothing'})")
+
+
+def _all_are_merged(state: Mapping[str, Any], merges: Sequence[tuple[str, str]]) -> bool:
+    """Whether merging gives every token from its own text, so that taking pieces whole changes nothing."""
+    vocab: dict[str, int] = state["model"]["vocab"]
+    added = {token["content"] for token in state["added_tokens"]}  # cut out of a text before
+    merging = BPE(vocab=vocab, merges=list(merges))
+    return all(
+        token in added or [part.id for part in merging.tokenize(token)] == [index] for token, index in vocab.items()
+    )
 
 
 def _patterns(state: Mapping[str, Any] | None) -> list[str]:

@@ -40,9 +40,18 @@ _LETTERS = {byte: letter for letter, byte in BYTE_OF_CHAR.items()}
 # By class of the tokenizer: the pre-tokenizer, and the special tokens that tokenizer_config.json may leave out.
 _CLASSES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "Qwen2Tokenizer": ("qwen2", {"unk_token": _END, "eos_token": _END, "pad_token": _END}),
+    "Qwen3_5Tokenizer": ("qwen35", {"unk_token": _END, "eos_token": _END, "pad_token": _END}),
     "GPT2Tokenizer": ("gpt-2", {"unk_token": _END, "bos_token": _END, "eos_token": _END}),
+    "GPTNeoXTokenizer": (
+        "olmo",
+        {"unk_token": _END, "bos_token": _END, "eos_token": _END, "pad_token": "<|padding|>"},
+    ),
 }
-_CLASS_OF_TYPE = dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer")
+_CLASS_OF_TYPE = {
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "Qwen3_5Tokenizer"),
+    "olmoe": "GPTNeoXTokenizer",
+}
 _FLAGS = ("add_prefix_space", "add_bos_token", "add_eos_token")
 
 

@@ -19,6 +19,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|"
     rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENGLISH}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENGLISH}?|"
+    rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+_SEED = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 _DIGIT, _NEWLINE = r"\p{N}", r"[\r\n]"
 _CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_PUNCTUATION = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
@@ -80,13 +85,17 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-llm": PreTokenizer([_NEWLINE, _letters(), _DEEPSEEK_PUNCTUATION, r"\s+$", _CJK, _DIGIT]),
     "deepseek-v3": PreTokenizer([r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK_V3_WORD]),
     "gpt-2": PreTokenizer([_GPT2]),
+    "gpt-4o": PreTokenizer([_GPT4O], takes_whole=True),  # gpt-oss, as tiktoken cuts and takes
     "llama-bpe": _LLAMA3_KIND,
     "llama-v3": _LLAMA3_KIND,
     "llama3": _LLAMA3_KIND,
+    "lfm2": _LLAMA3_KIND,
+    "olmo": PreTokenizer([_GPT2], nfc=True),  # GPT-NeoX's
     "qwen2": _QWEN2_KIND,
     "deepseek-r1-qwen": _QWEN2_KIND,  # the distilled Qwens
     "qwen35": PreTokenizer([_QWEN35], nfc=True),
     "refact": _DIGITS_GPT2,
+    "seed-coder": PreTokenizer([_SEED]),  # Seed-OSS
     "smaug-bpe": PreTokenizer([_LLAMA3]),  # an early version of Llama 3's, without takes_whole
     "smollm": _DIGITS_GPT2,
     "starcoder": _DIGITS_GPT2,
