@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.checkpoint.composite import Composite, TextPart
+from karat.checkpoint.unused import AUDIO, VISION
 from karat.checkpoint.weights import Weight
 from karat.errors import CheckpointError, ConfigError
 
@@ -16,10 +17,11 @@ FOX = Composite(
     model_type="fox",
     architecture="FoxForConditionalGeneration",
     texts=("llama", "qwen3"),
-    parts={"eyes.": "vision", "ears.": "audio", "paws.": "vision"},
+    parts={"eyes.": VISION, "ears.": AUDIO, "paws.": VISION},
     keys=frozenset({"eye_config", "ear_token_id"}),
+    stated=(("head_dim",), ("paws", "claws")),
 )
-TEXT = {"model_type": "qwen3", "hidden_size": 8}
+TEXT = {"model_type": "qwen3", "hidden_size": 8, "head_dim": 4, "claws": 5}
 TEXT_NAMES = ("model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight", "model.norm.weight")
 HEAD = "lm_head.weight"
 
@@ -50,7 +52,7 @@ def test_names_are_a_text_models_and_other_parts_are_set_aside(
     text = part({}, *map(spelled, names), *(prefix + name for name in others))
     assert {name: weight.name for name, weight in text.weights.items()} == {name: name for name in names}
     found = {weight.name: kind for kind, weights in text.unused.items() for weight in weights}
-    assert found == {prefix + name: "audio" if name.startswith("ears") else "vision" for name in others}
+    assert found == {prefix + name: AUDIO if name.startswith("ears") else VISION for name in others}
 
 
 def test_a_name_of_no_part_stays_what_it_is() -> None:
@@ -79,7 +81,7 @@ class TestKeys:
         assert part(whole).config["dtype"] == "bfloat16"
 
     def test_the_first_kind_of_text_model_is_the_default(self) -> None:
-        assert part({"text_config": {}}).config["model_type"] == "llama"
+        assert part({"text_config": {"head_dim": 4, "paws": 4}}).config["model_type"] == "llama"
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -88,6 +90,8 @@ class TestKeys:
             ({"text_config": {"model_type": "gemma9"}}, "text_config.model_type='gemma9' is not supported"),
             ({"text_config": {"model_type": None}}, "text_config.model_type=None is not supported"),
             ({"architectures": ["LlamaForCausalLM"]}, "is not supported for model_type='fox'"),
+            ({"text_config": {"claws": 5}}, "text_config has no head_dim, whose default in a fox is another"),
+            ({"text_config": {"head_dim": 4}}, "text_config has no paws or claws, whose default in a fox"),
         ],
     )
     def test_what_is_refused(self, changes: dict[str, Any], words: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from karat.checkpoint import Weight
+from karat.checkpoint.unused import VISION
 from karat.errors import CheckpointError, ConfigError
 from karat.models.mistral3 import COMPOSITE
 from karat.models.opening import open_model
@@ -100,8 +101,8 @@ def test_it_is_a_mistral_to_the_bit(spelling: str, tmp_path: Path) -> None:
     config = read_config(found.config)
     assert (config.model_type, config.tie_word_embeddings) == ("mistral", raw["tie_word_embeddings"])
     num_vision = sum("language_model" not in name and "lm_head" not in name for name in hf.state_dict())
-    assert found.warnings == (f"tensors that are not used: {num_vision} of vision",)
-    assert {part: len(weights) for part, weights in found.unused.items()} == {"vision": num_vision}
+    assert found.warnings == (f"tensors that are not used: {num_vision} of vision (Karat reads no images)",)
+    assert {part: len(weights) for part, weights in found.unused.items()} == {VISION: num_vision}
 
     text = {"architectures": ["MistralForCausalLM"], **raw["text_config"]}
     text["tie_word_embeddings"] = raw["tie_word_embeddings"]
@@ -169,7 +170,7 @@ def test_what_is_not_declared_is_refused(what: str, tmp_path: Path) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["audio_tower.conv.weight", "model.language_model.layers.0.twist.weight", "mtp.x"])
+@pytest.mark.parametrize("name", ["audio_tower.conv.weight", "model.language_model.layers.0.twist.weight", "talk.x"])
 def test_a_tensor_of_no_declared_part_is_unexpected(name: str, tmp_path: Path) -> None:
     raw, hf, _ = drawn("unexpected")
     folder = write(tmp_path / "model", "modules", raw, hf)

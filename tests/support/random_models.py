@@ -1,6 +1,6 @@
 """Small random models of every family, drawn by seed: a config.json and a transformers model with every tensor random.
 
-`draw_mistral3` draws one with a vision encoder beside the text model.
+`draw_mistral3` draws one with a vision encoder beside the text model, `draw_voxtral` one with an audio encoder.
 
 Weights are drawn large enough that attention is far from uniform and logits have a deviation of at least 1; biases and
 norm weights are random too, so that a forgotten one shows.
@@ -166,6 +166,23 @@ def draw_mistral3(rng: random.Random, rope_type: str | None = None) -> dict[str,
     }
 
 
+def draw_voxtral(rng: random.Random) -> dict[str, Any]:
+    """The config.json of a Llama with a small audio encoder beside it, as transformers 5 writes it."""
+    text = {"head_dim": 16} | draw_config(rng, "llama")
+    del text["architectures"]
+    audio = {"model_type": "voxtral_encoder", "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
+    return {
+        "model_type": "voxtral",
+        "architectures": ["VoxtralForConditionalGeneration"],
+        "text_config": text,
+        "audio_config": audio | {"num_attention_heads": 1, "num_mel_bins": 4, "max_source_positions": 8},
+        "audio_token_id": 10,
+        "projector_hidden_act": "gelu",
+        "hidden_size": text["hidden_size"],
+        "tie_word_embeddings": text.pop("tie_word_embeddings"),
+    }
+
+
 def build_decided(rng: random.Random, config: dict[str, Any], ids: Sequence[int]) -> Any:
     """`build` with a drawn seed; drawn again while an expert of these tokens is chosen by less than _MARGIN.
 
@@ -200,9 +217,11 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
     fields = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
     hf_config = transformers.AutoConfig.for_model(config["model_type"], **fields)
     hf_config._attn_implementation = "eager"
-    is_text = "text_config" not in config
-    kind = transformers.AutoModelForCausalLM if is_text else transformers.AutoModelForImageTextToText
-    model = kind.from_config(hf_config, attn_implementation="eager", experts_implementation="eager")
+    if "text_config" in config:
+        model = getattr(transformers, config["architectures"][0])._from_config(hf_config, attn_implementation="eager")
+    else:
+        auto = transformers.AutoModelForCausalLM
+        model = auto.from_config(hf_config, attn_implementation="eager", experts_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

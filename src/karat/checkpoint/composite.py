@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from karat.checkpoint.unused import Unused, set_aside
+from karat.checkpoint.unused import Part, Unused, set_aside
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError, ConfigError
@@ -44,13 +44,15 @@ class Composite:
     texts: the model types that its text part may have; the first where the file states none.
     parts: how the names of the other parts' tensors begin, with or without `model.` before it -> the part.
     keys: keys of config.json that belong to the other parts.
+    stated: of each of these its text part must state one, as their default is another than in a text model.
     """
 
     model_type: str
     architecture: str
     texts: tuple[str, ...]
-    parts: Mapping[str, str]
+    parts: Mapping[str, Part]
     keys: frozenset[str]
+    stated: tuple[tuple[str, ...], ...] = ()
 
     def text_part(self, config: Mapping[str, Any], weights: Mapping[str, Weight]) -> TextPart:
         """The text model in a folder with this config.json and these weights (by their stored names).
@@ -76,6 +78,12 @@ class Composite:
                 f"architectures={shown(architectures)} is not supported for model_type={self.model_type!r}: "
                 f"expected [{self.architecture!r}]"
             )
+        for keys in self.stated:
+            if all(text.get(key) is None for key in keys):
+                raise ConfigError(
+                    f"config.json: {_TEXT} has no {' or '.join(keys)}, whose default in a {self.model_type} is another "
+                    f"than in a {model_type}: state it"
+                )
         used, unused = set_aside(weights, self._part_of)
         named = _named(used)
         hidden = {_TEXT, _TIE, "model_type", "architectures", *self.keys}
@@ -86,7 +94,7 @@ class Composite:
         result |= {"model_type": model_type, _TIE: _is_tied(config, text, named)}
         return TextPart(result, named, unused)
 
-    def _part_of(self, name: str) -> str | None:
+    def _part_of(self, name: str) -> Part | None:
         bare = name.removeprefix("model.")
         return next((part for prefix, part in self.parts.items() if bare.startswith(prefix)), None)
 

@@ -13,7 +13,7 @@ from karat.checkpoint.files import member, open_regular
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.safetensors import MAX_NAME_LEN, read_safetensors
 from karat.checkpoint.strict_json import JsonError, JsonStream, read_json
-from karat.checkpoint.unused import Unused, remarks_on_unused
+from karat.checkpoint.unused import Unused, prediction_in_folder, remarks_on_unused, set_aside
 from karat.checkpoint.weights import Weight, remarks_on
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError, ConfigError
@@ -31,9 +31,10 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class FolderCheckpoint:
     """A Checkpoint: the folder as given, its two configs as written, and its memory-mapped weights.
 
-    Of a folder with several models in it (karat.checkpoint.composite), `config` and `weights` are the text model's, and
-    `unused` has the other tensors. `config` is as the user's `overrides` leave it. `generation_fault` says why there is
-    no `generation_config`, if a file of its name cannot be read: only what needs it fails.
+    Of a folder with several models in it (karat.checkpoint.composite), `config` and `weights` are the text model's.
+    `unused` has the tensors that are declared unused. `config` is as the user's `overrides` leave it.
+    `generation_fault` says why there is no `generation_config`, if a file of its name cannot be read: only what needs
+    it fails.
     """
 
     path: Path
@@ -80,15 +81,10 @@ def open_folder(
         model_type = config.get("model_type")
         composite = composites.get(model_type) if isinstance(model_type, str) else None
         text = TextPart(config, weights, {}) if composite is None else composite.text_part(config, weights)
-        checkpoint = FolderCheckpoint(
-            path,
-            overrides.of_config(text.config),
-            generation,
-            text.weights,
-            overrides,
-            text.unused,
-            fault,
-        )
+        config = overrides.of_config(text.config)
+        weights, predicting = set_aside(text.weights, prediction_in_folder(config))
+        unused = {**text.unused, **predicting}
+        checkpoint = FolderCheckpoint(path, config, generation, weights, overrides, unused, fault)
         _check_num_layers(checkpoint)
         return checkpoint
     except OSError as fault:

@@ -86,7 +86,7 @@ def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -
     config = read_config(checkpoint.config)
     needed = {weight.name: weight for weight in find_weights(config, checkpoint).values()}  # a tied weight once
     num_parameters = sum(math.prod(weight.shape) for weight in needed.values())
-    part_of = {id(weight): part for part, unused in checkpoint.unused.items() for weight in unused}
+    part_of = {id(weight): part.name for part, unused in checkpoint.unused.items() for weight in unused}
     weights = [*checkpoint.weights.values(), *_others(checkpoint)]
     by_dtype: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "parameters": 0, "bytes": 0})
     for weight in weights:

@@ -18,6 +18,7 @@ from karat.models import (
     qwen3_moe,
     seed_oss,
     smollm3,
+    voxtral,
 )
 from karat.models.family import Family
 
@@ -38,4 +39,6 @@ FAMILIES: Mapping[str, Family[Any]] = {
         smollm3.FAMILY,
     )
 }
-COMPOSITES: Mapping[str, Composite] = {composite.model_type: composite for composite in (mistral3.COMPOSITE,)}
+COMPOSITES: Mapping[str, Composite] = {
+    composite.model_type: composite for composite in (mistral3.COMPOSITE, voxtral.COMPOSITE)
+}

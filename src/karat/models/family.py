@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from karat.checkpoint.gguf import GgufForm
+from karat.checkpoint.unused import PREDICTION_KEYS
 from karat.config import ModelConfig
 from karat.errors import ConfigError
 from karat.layers.block import Block
@@ -72,6 +73,9 @@ def read_decoder(
                 f"hidden_size={hidden} does not divide by num_attention_heads={num_heads}; state head_dim"
             )
         head_dim = hidden // num_heads
+    for key in PREDICTION_KEYS:
+        if (count := reader.get(int, key, 0)) < 0:
+            raise ConfigError(f"{key}={count}: expected a number of layers")
     max_positions = reader.get(int, "max_position_embeddings")
     bos = read_token_ids(reader, "bos_token_id")
     return config(

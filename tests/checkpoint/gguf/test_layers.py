@@ -45,7 +45,8 @@ class TestPrediction:
         assert found.config == plain.config and found.weights.keys() == plain.weights.keys()
         (unused,) = found.unused.values()
         assert {weight.name for weight in unused} == {name for name, *_ in [*predicting(1), *predicting(2)]}
-        assert found.warnings == (f"tensors that are not used: {len(unused)} of multi-token prediction",)
+        told = f"{len(unused)} of multi-token prediction (it proposes tokens, and changes none)"
+        assert found.warnings == (f"tensors that are not used: {told}",)
 
     def test_arrays_may_say_other_things_of_them(self, tmp_path: Path) -> None:
         numbers = {"llama.feed_forward_length": (ARRAY, (I32, [32, 64, 0]))}
