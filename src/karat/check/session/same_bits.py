@@ -25,8 +25,8 @@ from karat.models.decoder import outline
 from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
 from karat.ops.executor import Executor
-from karat.ops.native import supported_isas
-from karat.ops.registry import CPU, create, device_of
+from karat.ops.native import supported_isas, unavailable_reason
+from karat.ops.registry import CPU, create, device_of, numerics_of
 from karat.ops.tap import Tap
 from karat.text import Tokenizer
 from karat.text.placeholder import placeholder_tokenizer
@@ -97,7 +97,7 @@ def invariance_of(
     checkpoint: ModelCheckpoint,
     *,
     num_tokens: int,
-    executor: str | None = None,
+    executor: str = "auto",
     dtype: FloatName = "float32",
     kv_dtype: FloatName | None = None,
     options: Mapping[str, Any] = {},
@@ -105,13 +105,14 @@ def invariance_of(
 ) -> Iterator[SettingRow]:
     """The table for a model, on texts of random tokens: one of `num_tokens`, one of a third of it, one of one token.
 
-    `options` are those of the executor, which is native, or that of the device that they name. Raises UsageError for an
-    executor that does not promise the same bits.
+    `executor` and `options` are as in karat.ops.registry.create. Raises UsageError for an executor that does not
+    promise the same bits.
     """
     config = read_config(checkpoint.config)
-    ops = create(executor or ("native" if options.get("device") is None else "auto"), dtype, options)
+    ops = create(executor, dtype, options)
     if not ops.traits.chunk_invariant:
-        raise UsageError(f"--executor {ops.executor}: only the native executor and GPUs promise the same bits")
+        why = f"; {reason}" if executor == "auto" and (reason := unavailable_reason()) else ""
+        raise UsageError(f"--executor {ops.executor}: only the native executor and GPUs promise the same bits{why}")
     model = build(config, ops, checkpoint, num_positions=num_tokens)
     rng = np.random.default_rng(seed)
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
@@ -121,8 +122,8 @@ def invariance_of(
         expected = expected or row.digest
         yield row
     for setting in _on_devices(ops, config.num_layers):
-        executor = "native" if "device" in setting.options else ops.executor
-        elsewhere = build(config, create(executor, dtype, setting.options), checkpoint, num_positions=num_tokens)
+        name = numerics_of(ops.executor) if "device" in setting.options else ops.executor
+        elsewhere = build(config, create(name, dtype, setting.options), checkpoint, num_positions=num_tokens)
         logits = logits_under(setting, elsewhere, tokenizer, texts, kv_dtype or ops.default_kv_dtype)
         yield _row(setting, logits, expected)
     for size in working_degrees(config, cut_units(config, find_weights(config, checkpoint)))[1:]:
