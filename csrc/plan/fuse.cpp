@@ -25,7 +25,8 @@ private:
     std::map<Register, std::size_t> counts_;
 };
 
-// A rule joins an op and the one that follows it: it changes `first` to compute both, or returns false.
+// A rule joins an op and the one that follows it: it changes `first` to compute both, or returns false. It is about a
+// pair of types, so it asks for the types: a virtual function would put a part of the rule into each of two ops.
 
 // SwiGLU of gate and up is computed a panel at a time, while both are in the second-level cache.
 bool swiglu_into_gate_and_up(Op& first, const Op& second, const Readers& readers) {

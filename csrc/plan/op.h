@@ -16,8 +16,10 @@ namespace karat {
 using Register = int;  // its number in a plan
 using Registers = std::vector<Register>;
 
-// What a register's rows are: how many it has is known when a step begins. Rows that only a step finds out (tokens that
-// chose an expert) would be one more kind: with a limit in StepLimits, and a number that an op sets in its run.
+// What a register's rows are: how many it has is known when a step begins. Pairs of a row and an expert are no kind of
+// rows: only a step finds out how many there are, and each mixture of a plan has a number of its own. A row of their
+// registers has room for all pairs of a row, and the ops that a mixture is lowered to share the number
+// (ops/experts.cpp, Sorted).
 enum class Rows : int { tokens, sequences, wanted };  // wanted: the tokens whose logits are
 inline constexpr std::size_t kNumRows = 3;            // kinds of them
 

@@ -9,6 +9,8 @@ Plan::~Plan() = default;
 
 Register Plan::new_register(const RegisterInfo& info) {
     require(recording_, "the plan is finished: nothing more can be recorded");
+    for (const RegisterInfo& other : registers_)
+        require(!info.outside || other.outside != info.outside, "two results in one place outside of the plan");
     registers_.push_back(info);
     return static_cast<Register>(registers_.size() - 1);
 }

@@ -187,3 +187,12 @@ def test_recording_ends_with_finish() -> None:
             record()
     with pytest.raises(ValueError, match="finished once"):
         plan.finish(1, 0, 1, 1, [])
+
+
+def test_one_result_is_gathered_in_a_plan() -> None:
+    """There is one place for it in the memory that ranks share."""
+    plan, channel = native().Plan("generic", 1), group_of_two()
+    x = plan.input(WIDTH)
+    plan.gather(channel, x, 0, 2 * WIDTH)
+    with pytest.raises(ValueError, match="two results in one place"):
+        plan.gather(channel, x, 0, 2 * WIDTH)

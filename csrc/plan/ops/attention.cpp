@@ -192,7 +192,7 @@ Register record::attention(Plan& plan, Register q, CacheRef cache, float scale, 
                        .group = cache->group,
                        .num_slots = held.num_slots,
                        .window = window};
-    for (const auto& other : plan.ops())
+    for (const auto& other : plan.ops())  // asked for its type: only attention knows what attention can share
         if (const auto* same = dynamic_cast<const AttendOp*>(other.get()); same && same->items->is_for(wanted))
             op->items = same->items;
     op->makes_items = !op->items;

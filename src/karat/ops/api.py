@@ -280,7 +280,8 @@ class Rope(Single):
 class KvWrite(Op[None]):
     """Store k [tokens, kv_heads, k_dim] and v [tokens, kv_heads, v_dim] at the step's slots, in the cache's dtype.
 
-    Numbers are rounded to it. The slots are those of the cache's group.
+    Numbers are rounded to it. The slots are those of the cache's group. k_dim and v_dim may differ: an executor that
+    has no such caches refuses to make one (`Executor.new_cache`).
 
     Raises NumericsError for a finite value that the cache's dtype cannot hold.
     """

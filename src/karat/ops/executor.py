@@ -185,6 +185,9 @@ class Executor(Ops):
     def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[Cache, ...], ...]:
         """Empty caches: for each group the handles of its layers. A handle knows the number of its group in the step.
 
+        Raises ExecutorError for a group that the executor has no cache for: native has none where k_dim and v_dim
+        differ.
+
         Unwritten slots hold arbitrary values (NaN too); they must not affect any result.
         """
 
