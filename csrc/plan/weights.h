@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <variant>
 #include <vector>
 
 #include "contract/kernels.h"
@@ -14,6 +15,13 @@ namespace karat {
 struct OwnedMatrix {
     Matrix matrix;
     Memory memory;
+    std::shared_ptr<void> file;
+};
+
+// A table of which rows are only gathered, as it lies in a mapped file, which `file` keeps.
+struct StoredTable {
+    Matrix shape;  // without packed bytes
+    StoredRows rows;
     std::shared_ptr<void> file;
 };
 
@@ -44,6 +52,7 @@ struct RopeTable {
 struct Vector { std::vector<float> values; };
 
 using MatrixRef = std::shared_ptr<const OwnedMatrix>;
+using TableRef = std::variant<MatrixRef, std::shared_ptr<const StoredTable>>;
 using VectorRef = std::shared_ptr<const Vector>;
 using CacheRef = std::shared_ptr<const LayerCache>;
 using RopeRef = std::shared_ptr<const RopeTable>;

@@ -249,7 +249,7 @@ NB_MODULE(_native, m) {
             nb::arg("width"), nb::arg("rows") = "tokens", nb::arg("element") = "float32")
         .def(
             "embedding_over",
-            [](Plan& self, const std::shared_ptr<SharedMemory>& group, MatrixRef table,
+            [](Plan& self, const std::shared_ptr<SharedMemory>& group, TableRef table,
                std::vector<std::uint32_t> ends) {
                 return record::embedding_over(self, transport(group), std::move(table), std::move(ends));
             },

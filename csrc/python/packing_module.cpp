@@ -185,6 +185,29 @@ std::shared_ptr<const OwnedMatrix> pack(const std::string& format, std::size_t r
     return packed;
 }
 
+// What keeps the file that an array is a view of.
+std::shared_ptr<void> kept(nb::object array) {
+    return {array.inc_ref().ptr(), [](void* object) {
+                const nb::gil_scoped_acquire held;
+                nb::handle(static_cast<PyObject*>(object)).dec_ref();
+            }};
+}
+
+// A table in a file that is mapped read-only, row after row as it is stored: rows are read when they are gathered.
+std::shared_ptr<const StoredTable> stored_table(const std::string& format, std::size_t rows, std::size_t columns,
+                                                nb::object array) {
+    Flat<std::uint8_t> stored;
+    if (!nb::try_cast(array, stored, /*convert=*/false) || !is_of_a_mapping(stored, array))
+        throw std::invalid_argument("an array of no read-only mmap.mmap: what is in it could change");
+    const Matrix shape{format_of(format), rows, columns, nullptr};
+    const FormatInfo& info = shape.info();
+    const std::size_t row_bytes = product({columns / info.block_columns, info.block_bytes});
+    if (rows == 0 || columns == 0 || columns % info.block_columns != 0 || product({rows, row_bytes}) != stored.shape(0))
+        throw std::invalid_argument("no table of " + std::to_string(rows) + " x " + std::to_string(columns) + " as " +
+                                    format + " in " + std::to_string(stored.shape(0)) + " bytes");
+    return std::make_shared<const StoredTable>(StoredTable{shape, {stored.data(), row_bytes}, kept(std::move(array))});
+}
+
 // A matrix that is packed already, in a file that is mapped read-only: nothing is read or copied. `packed` begins with
 // it, and has the bytes that kernels may read past its end.
 std::shared_ptr<const OwnedMatrix> mapped_matrix(const std::string& format, std::size_t rows, std::size_t columns,
@@ -201,17 +224,19 @@ std::shared_ptr<const OwnedMatrix> mapped_matrix(const std::string& format, std:
         reinterpret_cast<std::uintptr_t>(packed.data()) % 64 != 0)
         throw std::invalid_argument("no packed matrix of " + std::to_string(rows) + " x " + std::to_string(columns) +
                                     " as " + format + " in " + std::to_string(packed.shape(0)) + " bytes");
-    std::shared_ptr<void> file(array.inc_ref().ptr(), [](void* object) {
-        const nb::gil_scoped_acquire held;
-        nb::handle(static_cast<PyObject*>(object)).dec_ref();
-    });
-    return std::make_shared<const OwnedMatrix>(OwnedMatrix{matrix, Memory(), std::move(file)});
+    return std::make_shared<const OwnedMatrix>(OwnedMatrix{matrix, Memory(), kept(std::move(array))});
 }
 
 // The packed bytes themselves, read-only.
 nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>> packed_bytes(nb::handle self) {
     const Matrix& matrix = nb::cast<const OwnedMatrix&>(self).matrix;
     return {matrix.data, {matrix.packed_bytes()}, self};
+}
+
+// The bytes of a table as they are stored, read-only.
+nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>> table_bytes(nb::handle self) {
+    const StoredTable& table = nb::cast<const StoredTable&>(self);
+    return {table.rows.data, {table.shape.rows * table.rows.stride}, self};
 }
 
 // The bytes of a packed matrix as they were stored.
@@ -238,6 +263,11 @@ void bind_packing(nb::module_& m) {
         .def_prop_ro("num_bytes", [](const OwnedMatrix& self) { return self.memory.size(); })
         .def_prop_ro("packed", &packed_bytes)
         .def("stored", &unpack_matrix);
+    nb::class_<StoredTable>(m, "StoredTable")
+        .def_prop_ro("format", [](const StoredTable& self) { return std::string(self.shape.info().name); })
+        .def_prop_ro("rows", [](const StoredTable& self) { return self.shape.rows; })
+        .def_prop_ro("columns", [](const StoredTable& self) { return self.shape.columns; })
+        .def("stored", &table_bytes);
     nb::class_<Packer>(m, "Packer")
         .def(nb::init<int>(), nb::arg("num_threads"))
         .def("add", &Packer::add, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"),
@@ -247,6 +277,7 @@ void bind_packing(nb::module_& m) {
         .def_prop_ro("pending", &Packer::pending);
     m.attr("PACKED_LAYOUT") = kPackedLayout;
     m.attr("PACKED_SLACK") = kPackedSlack;
+    m.def("stored_table", &stored_table, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"));
     m.def("mapped_matrix", &mapped_matrix, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"),
           nb::arg("packed"));
     m.def("pack", &pack, nb::arg("stored_as"), nb::arg("rows"), nb::arg("columns"), nb::arg("stored"),

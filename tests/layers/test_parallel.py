@@ -170,7 +170,7 @@ def ends_of_vocabulary(size: int, vocab: int = 61, tied: bool = True) -> float:
     """Embedding and head."""
 
     def make(take: Any, group: Group) -> tuple[VocabParallelEmbedding, ParallelLMHead]:
-        embedding = VocabParallelEmbedding(at(take, group) / "embedding", vocab, HIDDEN)
+        embedding = VocabParallelEmbedding(at(take, group) / "embedding", vocab, HIDDEN, is_head=tied)
         head = ParallelLMHead(at(take, group) / "head", vocab, HIDDEN, tied_to=embedding if tied else None)
         return embedding, head
 

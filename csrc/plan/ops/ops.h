@@ -15,10 +15,10 @@
 namespace karat::record {
 
 // Rows of the table by token id.
-Register embedding(Plan& plan, MatrixRef table);
+Register embedding(Plan& plan, TableRef table);
 // The same for a vocabulary cut over ranks. `table` has this rank's rows; rank r has the rows before ends[r]. Each rank
 // looks up the rows it owns, and the others copy them. Nothing is added.
-Register embedding_over(Plan& plan, TransportRef group, MatrixRef table, std::vector<std::uint32_t> ends);
+Register embedding_over(Plan& plan, TransportRef group, TableRef table, std::vector<std::uint32_t> ends);
 // One norm for each weight.size() columns of a row.
 Register rms_norm(Plan& plan, Register x, VectorRef weight, double eps);
 // One register for each matrix. leaf_ends: see LinearArgs.

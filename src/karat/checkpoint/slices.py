@@ -52,7 +52,8 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
               | rank 1 |                 a row is row_bytes; a rank has bytes row_span of each
 
     The part stays a view of the file. Its own bytes are read, and the rest of the pages at their ends. The system is
-    told at once which bytes will be read. Raises CheckpointError where a block would be cut.
+    told at once which bytes will be read, unless they are only gathered. Raises CheckpointError where a block would be
+    cut.
     """
     if spec.pieces is None:
         return weight
@@ -66,15 +67,16 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
     assert len(spec.pieces) == 1, f"{spec.source}: a rank holds one piece of a tensor, not {spec.pieces}"
     part = replace(weight, shape=part_shape(weight, spec), whole_shape=weight.shape)
     if len(weight.shape) == 1 or spec.shard_axis == 0:
-        return _rows(weight, part, spec.pieces[0])
+        return _rows(weight, part, spec.pieces[0], announced=not spec.gathered)
     return _columns(weight, part, spec.pieces[0])
 
 
-def _rows(weight: Weight, part: Weight, piece: Piece) -> Weight:
+def _rows(weight: Weight, part: Weight, piece: Piece, *, announced: bool) -> Weight:
     """`part` as whole rows of the tensor (of a vector: values)."""
     rows = weight.stored.reshape(weight.shape[0], -1)
     if weight.row_order is None:
-        _announce([rows[slice(*piece)]])
+        if announced:
+            _announce([rows[slice(*piece)]])
         return replace(part, stored=rows[slice(*piece)].reshape(-1))
     order = weight.row_order()[slice(*piece)]
     _announce([rows[order.min() : order.max() + 1]])  # rows change places within a head

@@ -101,6 +101,11 @@ class Weight:
         """Whether `stored` is a view of a file that is mapped read-only."""
         return mapping_of(self.stored) is not None
 
+    @property
+    def has_plain_rows(self) -> bool:
+        """Whether its rows lie in `stored` one after the other, as the tensor has them."""
+        return self.made is None and self.row_order is None and self.row_span is None
+
     def release(self) -> None:
         """Return the memory of mapped pages to the system. A later use reads them again."""
         give_back(self.stored)
@@ -158,13 +163,15 @@ class WeightSpec:
     """A tensor that a layer needs: `source` is its canonical (Hugging Face) name, `shape` the whole tensor's.
 
     `shard_axis` is the axis that tensor parallelism cuts: 0 column-parallel, 1 row-parallel, None replicated. `pieces`
-    are the parts [start, stop) of that axis that this rank holds, one after the other; None means all of it.
+    are the parts [start, stop) of that axis that this rank holds, one after the other; None means all of it. Of a
+    table that is `gathered`, rows are read by token id and nothing else.
     """
 
     source: str
     shape: tuple[int, ...]
     shard_axis: int | None = None
     pieces: tuple[tuple[int, int], ...] | None = None
+    gathered: bool = False
 
 
 class Checkpoint(Protocol):

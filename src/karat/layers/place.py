@@ -24,9 +24,16 @@ class Place:
     def __truediv__(self, part: str) -> "Place":
         return Place(self.take, f"{self.name}.{part}" if self.name else part, self.units, self.group)
 
-    def weight(self, *shape: int, shard_axis: int | None = None, pieces: tuple[Piece, ...] | None = None) -> Loaded:
-        """The tensor `name.weight` of this (whole) shape; a rank gets `pieces` along `shard_axis`."""
-        return self.take(WeightSpec(f"{self.name}.weight", shape, shard_axis, pieces))
+    def weight(
+        self,
+        *shape: int,
+        shard_axis: int | None = None,
+        pieces: tuple[Piece, ...] | None = None,
+        gathered: bool = False,
+    ) -> Loaded:
+        """The tensor `name.weight` of this (whole) shape; a rank gets `pieces` along `shard_axis`. Rows of one that is
+        `gathered` are read by token id and nothing else."""
+        return self.take(WeightSpec(f"{self.name}.weight", shape, shard_axis, pieces, gathered))
 
     def values(self, size: int, pieces: tuple[Piece, ...] | None = None) -> Loaded:
         """The tensor `name` [size], which has no suffix; a rank gets `pieces` of it, or all of it without pieces."""

@@ -10,14 +10,16 @@ class VocabParallelEmbedding:
     """The rows [tokens, hidden] of a table [vocab, hidden] by token id.
 
     Each rank looks up the rows it holds; the owner's row is copied to the others. Nothing is added. With `scale` they
-    are multiplied by it, and recorded as `name_scaled`.
+    are multiplied by it, and recorded as `name_scaled`. With `is_head` a tied head uses the table, too.
     """
 
-    def __init__(self, place: Place, vocab_size: int, hidden_size: int, *, scale: float | None = None) -> None:
+    def __init__(
+        self, place: Place, vocab_size: int, hidden_size: int, *, is_head: bool, scale: float | None = None
+    ) -> None:
         self.name = place.name
         self._scale = scale
         self.share, pieces = _shared_out(vocab_size, place.group)
-        self.weight: Loaded = place.weight(vocab_size, hidden_size, shard_axis=0, pieces=pieces)
+        self.weight: Loaded = place.weight(vocab_size, hidden_size, shard_axis=0, pieces=pieces, gathered=not is_head)
 
     def __call__(self, ops: Ops, step: Step) -> Tensor:
         x = ops.embedding(step, self.weight, share=self.share, name=self.name)

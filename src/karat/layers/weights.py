@@ -34,6 +34,11 @@ class AsStored:
 AS_STORED = AsStored()
 
 
+def stays_mapped(ops: Executor, prepare: Prepare, spec: WeightSpec, weight: Weight) -> bool:
+    """Whether rows of a tensor are read from its file whenever they are needed, and nothing of it is loaded."""
+    return spec.gathered and prepare.stored_type(weight) == weight.dtype and ops.gathers_mapped(weight)
+
+
 class SpecCollector:
     """A `Take` that lists the weights of a model, in order of construction, each once. It loads nothing."""
 
@@ -55,7 +60,8 @@ class WeightLoader:
     """A `Take` that loads each assigned weight into the executor once, even if several layers share it.
 
     Weights are loaded one at a time, each through `prepare`, so memory holds at most one weight twice. Only this rank's
-    part of a weight is read. `bytes_read` counts the bytes taken from files. `parts` are the loaded weights by spec.
+    part of a weight is read. `bytes_read` counts the bytes taken from files, those of tables that stay mapped, too.
+    `parts` are the loaded weights by spec.
     `progress` is called with the bytes that are loaded and the bytes of all weights. With `later`, the weights are
     complete when `finish` returns. Matrices that `packed` has are taken from there, and their files are not read.
     """
@@ -86,16 +92,18 @@ class WeightLoader:
             whole = self._weights[spec.source]
             weight = sliced(whole, spec)
             self.bytes_read += weight.num_bytes
-            self._loaded[spec.source] = self.parts[spec] = self._load(spec.source, weight)
+            self._loaded[spec.source] = self.parts[spec] = self._load(spec, weight)
             if weight is not whole:
                 whole.release()
             self._report()
         return self._loaded[spec.source]
 
-    def _load(self, source: str, weight: Weight) -> Loaded:
+    def _load(self, spec: WeightSpec, weight: Weight) -> Loaded:
+        if stays_mapped(self._ops, self._prepare, spec, weight):
+            return self._ops.load_mapped(weight)
         if self._packed is not None:
             stored_type = self._prepare.stored_type(weight)
-            if (place := self._packed.find(source, stored_type, weight.shape)) is not None:
+            if (place := self._packed.find(spec.source, stored_type, weight.shape)) is not None:
                 return self._ops.load_packed(stored_type, weight.shape, place)
         return self._ops.load(self._prepare(weight), later=self._later)
 

@@ -67,7 +67,11 @@ class Decoder:
 def embedding(root: Place, config: ModelConfig) -> VocabParallelEmbedding:
     """The embedding, whose result is the first layer's input."""
     return VocabParallelEmbedding(
-        root / "model.embed_tokens", config.vocab_size, config.hidden_size, scale=_ends(config).embedding_scale
+        root / "model.embed_tokens",
+        config.vocab_size,
+        config.hidden_size,
+        is_head=config.tie_word_embeddings,
+        scale=_ends(config).embedding_scale,
     )
 
 

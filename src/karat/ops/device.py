@@ -149,6 +149,9 @@ class DeviceOps(NativeOps):
         weight.release()
         return loaded
 
+    def gathers_mapped(self, weight: Weight) -> bool:
+        return False
+
     def held(self, loaded: Loaded) -> Held:
         if _is_native(loaded):
             return super().held(loaded)

@@ -134,6 +134,14 @@ class Executor(Ops):
         With `later` the result may be incomplete, and must not be used, until `pending_bytes` is 0.
         """
 
+    def gathers_mapped(self, weight: Weight) -> bool:
+        """Whether `load_mapped` takes this tensor."""
+        return False
+
+    def load_mapped(self, weight: Weight) -> Loaded:
+        """A table for `Ops.embedding` alone, which stays in its mapped file: nothing is read or copied."""
+        raise ExecutorError(f"the {self.executor} executor gathers no rows of mapped files")
+
     @property
     def packed_layout(self) -> int | None:
         """The version of the layout of its matrices, if they can be kept in a file (karat.checkpoint.packed)."""

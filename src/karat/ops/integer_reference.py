@@ -14,7 +14,7 @@ from karat.checkpoint.weights import Weight
 from karat.ops.api import Linear, Op
 from karat.ops.executor import Held
 from karat.ops.integers import CodedMatrix, Width, coded, linear
-from karat.ops.reference import Array, ReferenceOps, require_fits, whole_sum
+from karat.ops.reference import Array, MappedTable, ReferenceOps, require_fits, whole_sum
 from karat.quant import CODINGS
 
 
@@ -36,7 +36,7 @@ class IntegerOps(ReferenceOps):
     def load(self, weight: Weight, *, later: bool = False) -> Array | CodedMatrix:  # type: ignore[override]
         return coded(weight) if weight.dtype in CODINGS and len(weight.shape) == 2 else super().load(weight)
 
-    def held(self, loaded: Array | CodedMatrix) -> Held:
+    def held(self, loaded: Array | CodedMatrix | MappedTable) -> Held:
         """A coded matrix as the float32 values of its codes."""
         return super().held(loaded[:] if isinstance(loaded, CodedMatrix) else loaded)
 

@@ -145,6 +145,12 @@ class NativeOps(Executor):
         except RuntimeError as refusal:  # the system refuses threads
             raise ExecutorError(str(refusal)) from refusal
 
+    def gathers_mapped(self, weight: Weight) -> bool:
+        return weight.is_mapped and weight.has_plain_rows and weight.dtype in native().formats()
+
+    def load_mapped(self, weight: Weight) -> Loaded:
+        return native().stored_table(weight.dtype, *weight.shape, weight.stored)
+
     def with_kernels(self, weight: Weight) -> Weight:
         """A matrix in a type that has kernels: its own, or float32. Raises ExecutorError for other shapes."""
         if len(weight.shape) != 2:
@@ -180,7 +186,7 @@ class NativeOps(Executor):
             raise ExecutorError(str(refusal)) from refusal
 
     def held(self, loaded: Loaded) -> Held:
-        if isinstance(loaded, native().Matrix):
+        if isinstance(loaded, native().Matrix | native().StoredTable):
             return Held(loaded.format, loaded.stored())
         return Held("F32", loaded.values().view(np.uint8))
 

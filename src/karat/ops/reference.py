@@ -1,7 +1,7 @@
 """The reference executor: every op is one plain NumPy function, in float64 (the standard of the checks) or float32."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -41,6 +41,22 @@ class ReferenceCache:
     layer: int
 
 
+@dataclass(frozen=True, slots=True)
+class MappedTable:
+    """A table [rows, columns] that stays in its mapped file; table[ids] are the values of rows."""
+
+    weight: Weight
+    numbers: np.dtype[np.floating]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.weight.shape
+
+    def __getitem__(self, ids: NDArray[np.integer]) -> Array:
+        shape, order = (len(ids), self.shape[1]), ids.astype(np.intp)
+        return replace(self.weight, shape=shape, whole_shape=self.shape, row_order=lambda: order).to_array(self.numbers)
+
+
 class ReferenceOps(Executor):
     """An executor (karat.ops.executor) on NumPy arrays. `dtype` is "float64" or "float32"."""
 
@@ -59,7 +75,15 @@ class ReferenceOps(Executor):
     def load(self, weight: Weight, *, later: bool = False) -> Array:
         return weight.to_array(self.numbers)
 
-    def held(self, loaded: Array) -> Held:
+    def gathers_mapped(self, weight: Weight) -> bool:
+        return weight.is_mapped and weight.has_plain_rows
+
+    def load_mapped(self, weight: Weight) -> MappedTable:
+        return MappedTable(weight, self.numbers)
+
+    def held(self, loaded: Array | MappedTable) -> Held:
+        if isinstance(loaded, MappedTable):
+            loaded = loaded.weight.to_array(self.numbers)
         return Held({8: "F64", 4: "F32"}[loaded.itemsize], np.ascontiguousarray(loaded).reshape(-1).view(np.uint8))
 
     def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> CosSin:

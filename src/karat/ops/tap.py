@@ -61,6 +61,12 @@ class Tap(Executor):
     def load(self, weight: Weight, *, later: bool = False) -> Loaded:
         return self._inner.load(weight, later=later)
 
+    def gathers_mapped(self, weight: Weight) -> bool:
+        return self._inner.gathers_mapped(weight)
+
+    def load_mapped(self, weight: Weight) -> Loaded:
+        return self._inner.load_mapped(weight)
+
     @property
     def packed_layout(self) -> int | None:
         return self._inner.packed_layout

@@ -18,6 +18,7 @@ from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import cache_specs
 from karat.kv.groups import groups_of, windows_of
+from karat.layers.weights import stays_mapped
 from karat.models.cut_units import cut_units
 from karat.models.decoder import outline, weight_specs
 from karat.models.degrees import check_degree
@@ -147,7 +148,9 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     units = cut_units(config, weights, prepare.stored_type)
     check_degree(config, units, num_ranks)
     each_once = {weight.name: weight for weight in weights.values()}.values()
-    weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in each_once)
+    specs = {spec.source: spec for spec in weight_specs(config)}
+    loaded = [weights[name] for name, spec in specs.items() if not stays_mapped(ops, prepare, spec, weights[name])]
+    weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in loaded)
     available_bytes = ops.available_bytes()
     if reads_packed(options, ops):
         warn_of_paging(weight_bytes, available_bytes)

@@ -14,7 +14,7 @@ from karat.checkpoint.weights import Checkpoint, Weight
 from karat.config import ModelConfig
 from karat.engine.model_loading.llm_options import Options
 from karat.errors import CheckpointError, OutputError
-from karat.layers.weights import Prepare
+from karat.layers.weights import Prepare, stays_mapped
 from karat.models.decoder import weight_specs
 from karat.models.registry import find_weights
 from karat.ops.executor import Executor
@@ -85,8 +85,11 @@ def plan_packing(
     """The plan of a model's packed file in `folder`; `ops` has a layout."""
     weights = find_weights(config, checkpoint)
     assert ops.packed_layout is not None, f"{ops.executor} has no layout"
-    specs = [spec.source for spec in weight_specs(config) if len(spec.shape) == 2]
-    matrices = {name: _packing(weights[name], ops, prepare) for name in specs}
+    matrices = {
+        spec.source: _packing(weights[spec.source], ops, prepare)
+        for spec in weight_specs(config)
+        if len(spec.shape) == 2 and not stays_mapped(ops, prepare, spec, weights[spec.source])
+    }
     path, source = packed_path(folder, checkpoint.path, quantize), source_of(weights.values())
     return PackingPlan(path, ops.packed_layout, source, matrices)
 
