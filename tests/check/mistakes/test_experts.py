@@ -10,18 +10,21 @@ import pytest
 
 from karat.check.diagnosis.diagnose import Diagnoser, Diagnosis
 from karat.check.mistakes.experts import CLAMPED
+from karat.check.model.graph import Graph
 from karat.check.model.right.elementwise import silu
 from karat.check.model.right.experts import Inner, inner
+from karat.check.model.weights import CheckpointWeights
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
 from karat.models.registry import build
-from karat.ops.api import Experts, Op, Route
+from karat.ops.api import Add, Experts, Linear, Op, PagedAttention, Route, SigmoidMul
 from karat.ops.executor import Executor
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
 from tests.support import mistakes
+from tests.support.weights import weight_of
 
 GRAPH, WEIGHTS = mistakes.model_of("qwen3_moe")
 PROMPT = tuple(np.random.default_rng(3).integers(0, GRAPH.config.vocab_size, 24).tolist())
@@ -121,6 +124,103 @@ def test_a_wrong_mixture_is_named(wrong: str) -> None:
     places = {place for named in diagnosis.named for place in named.places}
     assert places and all(place.startswith(MLP) for place in places)
     assert not diagnosis.unexplained
+
+
+BIAS = f"{MLP}.gate.e_score_correction_bias"
+BIASED = CheckpointWeights(
+    {**WEIGHTS.stored, BIAS: weight_of(np.random.default_rng(5).normal(0, 0.3, 16).astype(np.float32), "F32", BIAS)}
+)
+
+
+def chosen_by_bias() -> Graph:
+    """The graph with a router by sigmoid whose choice has a bias, as no family of Karat has one yet."""
+    nodes = dict(GRAPH.nodes)
+    for part in ("chosen_ids", "chosen_weights"):
+        node = nodes[f"{MLP}.{part}"]
+        routing = replace(node.params["routing"], score="sigmoid", renormalised=True, bias=BIAS)
+        nodes[node.name] = replace(node, params={**node.params, "routing": routing})
+    return Graph(GRAPH.config, nodes)
+
+
+class ByBias(ReferenceOps):
+    """Routes by sigmoid and bias: whether the choice has the bias, and whether the weight has it."""
+
+    def __init__(self, *, choice: bool = True, weight: bool = False) -> None:
+        super().__init__("float32")
+        self._choice, self._weight = choice, weight
+
+    def apply(self, op: Op[Any]) -> Any:
+        if not isinstance(op, Route):
+            return super().apply(op)
+        bias, scores = BIASED.array(BIAS, np.dtype(np.float32)), 1 / (1 + np.exp(-op.logits))
+        ids = np.argsort(-(scores + bias * self._choice), axis=-1)[:, : op.routing.num_chosen].astype(np.int32)
+        weights = np.take_along_axis(scores + bias * self._weight, ids, axis=-1)
+        return ids, (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
+ROUTERS = {
+    "the bias is forgotten": (ByBias(choice=False), "expert-choice", "the router's bias"),
+    "the bias is in the weight": (ByBias(weight=True), "expert-weights", "for choosing only"),
+}
+
+
+@pytest.mark.parametrize("wrong", [None, *ROUTERS])
+def test_a_wrong_bias_of_the_choice_is_named(wrong: str | None) -> None:
+    ops, bug, detail = ROUTERS[wrong] if wrong else (ByBias(), "", "")
+    diagnosis = Diagnoser(chosen_by_bias(), BIASED, traced(ops)).run()
+    assert not diagnosis.unexplained
+    assert [named.classes for named in diagnosis.named] == ([(frozenset({bug}),)] if wrong else [])
+    assert all(detail in text for named in diagnosis.named for text in named.details)
+
+
+@pytest.mark.parametrize("part", ["router", "sinks", "shared", "gate"])
+def test_a_part_that_is_forgotten_is_named(part: str) -> None:
+    """gpt-oss' bias of the router and its sinks, left out or scaled; Qwen2's shared expert, and what it is made of."""
+    family = "gpt_oss" if part in ("router", "sinks") else "qwen2_moe"
+    graph, weights = mistakes.model_of(family)
+    for ops, bug, detail in FORGOTTEN[part]:
+        files = SimpleNamespace(path="", weights=weights.stored)
+        model = build(graph.config, ops, files, num_positions=len(PROMPT))
+        trace = record_model(model, Steps(PROMPT), kv_dtype="float32")
+        diagnosis = Diagnoser(graph, weights, trace).run()
+        assert not diagnosis.unexplained
+        assert {classes for named in diagnosis.named for classes in named.classes} == {frozenset({bug})}, diagnosis
+        assert all(detail in text for named in diagnosis.named for text in named.details)
+
+
+class Changed(ReferenceOps):
+    """Computes each op after `change` has changed its record."""
+
+    def __init__(self, change: Change) -> None:
+        super().__init__("float32")
+        self._change = change
+
+    def apply(self, op: Op[Any]) -> Any:
+        return super().apply(self._change(op))
+
+
+def of_kind(kind: type, role: str, change: Change) -> Changed:
+    return Changed(lambda op: change(op) if isinstance(op, kind) and op.name.endswith(role) else op)
+
+
+FORGOTTEN: dict[str, list[tuple[Executor, str, str]]] = {
+    "router": [(of_kind(Linear, "mlp.router", lambda op: replace(op, bias=None)), "bias-missing", "no bias")],
+    "sinks": [
+        (of_kind(PagedAttention, "", lambda op: replace(op, sinks=None)), "sinks", "left out"),
+        (of_kind(PagedAttention, "", lambda op: replace(op, sinks=op.sinks * op.scale)), "sinks", "by the scale"),
+    ],
+    "shared": [
+        (of_kind(Add, ".mlp", lambda op: replace(op, y=0 * op.y)), "shared-expert", "left out"),
+        (
+            of_kind(Linear, "expert.down_proj", lambda op: replace(op, weight=op.weight.reshape(op.weight.T.shape).T)),
+            "transposed",
+            "mlp.shared_expert.down_proj",
+        ),
+    ],
+    "gate": [
+        (of_kind(SigmoidMul, "gated", lambda op: replace(op, gate=np.full_like(op.gate, 40))), "gate", "left out"),
+    ],
+}
 
 
 def executors() -> list[Executor]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from karat.check.mistakes import block, embedding, linear, loading, norm, result
 from karat.check.mistakes.bugs import OF_LAYER
 from karat.check.mistakes.catalogue import Variant
-from karat.check.mistakes.scope import CAPS, DEGREES, LINEARS, ROUTER, Layer, Params, Scope
+from karat.check.mistakes.scope import CAPS, DEGREES, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import Graph
 from karat.check.model.tokens import Tokens
@@ -43,7 +43,7 @@ class Enumeration:
         for generate in OF_LAYER:
             for bug, detail, roles in generate(self.scope, layer):
                 yield Variant(bug, detail, layer.edit(roles))
-        linears = [role for role in (*LINEARS, ROUTER) if role in layer]
+        linears = layer.roles_of("linear")
         for role in linears:
             for bug, detail, params in linear.linears(self.scope, layer.node(role)):
                 yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))

@@ -26,17 +26,20 @@ from karat.check.model.right.experts import (
     expert,
     inner,
     paired,
+    routing_scores,
+    weighed,
 )
 from karat.ops.api import Clamp, Routing
 
 BUGS: Mapping[str, Bug] = {
     "expert-choice": Bug(
         "tokens go to other experts than the router's logits say",
-        "take the experts with the largest logits, num_experts_per_tok of them; their ids begin with 0",
+        "take the experts with the largest logits, or scores and biases, num_experts_per_tok of them; ids begin with 0",
     ),
     "expert-weights": Bug(
         "what experts give is weighted wrongly",
-        "weights are the softmax over all experts; with norm_topk_prob they are divided by the sum of the chosen ones",
+        "weights are the scores of the chosen experts, without the bias that they are chosen by; with norm_topk_prob "
+        "they are divided by their sum",
     ),
     "shared-expert": Bug(
         "the shared expert or the others are left out", "add sigmoid(shared_expert_gate(x)) * shared_expert(x)"
@@ -147,6 +150,14 @@ def sigmoid(chosen_weights: Op[ChosenWeights], a: ChosenWeights, renormalised: b
     return scores / scores.sum(axis=-1, keepdims=True) if renormalised else scores
 
 
+@mistake("chosen_weights", of=chosen_weights, choices=(True,))
+def biased(chosen_weights: Op[ChosenWeights], a: ChosenWeights, _: bool) -> Array:
+    """Weighted by what experts are chosen by: score + bias."""
+    if a.routing.bias is None:
+        return chosen_weights(a)
+    return weighed(np.take_along_axis(routing_scores(a.logits, a.routing) + a.routing.bias, a.ids, axis=-1), a)
+
+
 @mistake("experts", of=paired, choices=PAIRINGS)
 def pairing(paired: Op[Paired], a: Paired, name: str) -> Array:
     return PAIRINGS[name](a)
@@ -177,6 +188,9 @@ def routing(scope: Scope, layer: Layer) -> Variants:
         yield "expert-choice", "the smallest logits", {ids: {"smallest": True}}
         yield "expert-weights", "the largest first, whatever the order of ids", {role: {"descending": True}}
         right: Routing = layer.node(role).params["routing"]
+        if right.bias is not None:
+            yield "expert-choice", "the router's bias is left out", {ids: {"routing": replace(right, bias=None)}}
+            yield "expert-weights", "the bias that is for choosing only is in the weight", {role: {"biased": True}}
         is_one = right.renormalised
         how = "they do not add up to 1 (softmax over all experts)" if is_one else "they add up to 1"
         yield "expert-weights", how, {role: {"routing": replace(right, renormalised=not is_one)}}

@@ -11,7 +11,7 @@ import numpy as np
 from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.linear import other_layers
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import LINEARS, ROUTER, Layer, OfLayer, Params, Scope
+from karat.check.mistakes.scope import LINEARS, ROUTERS, Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.graph import Node
 from karat.check.model.kinds import Op
@@ -107,7 +107,7 @@ def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
     for role, source in ((first, layer.before), (second, layer.node(second).inputs[0])):
         readers = LINEARS[:3] if role == first else LINEARS[4:6]
         unused: dict[str, Params] = {r: {"inputs": (source,)} for r in readers if r in layer}
-        if role == second and ROUTER in layer:
+        if role == second and any(router in layer for router in ROUTERS):
             for r in layer.readers_of(layer.node(role).name):
                 unused[r] = {"inputs": (source, *layer.node(r).inputs[1:])}
         yield "norm-missing", f"{role}'s result is not used", unused

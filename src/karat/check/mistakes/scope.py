@@ -22,9 +22,7 @@ LINEARS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-
-
-ROUTER = "mlp.gate"
+ROUTERS = ("mlp.gate", "mlp.router")
 
 
 @dataclass(frozen=True, eq=False)

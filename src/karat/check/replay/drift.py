@@ -7,7 +7,7 @@ where attention is uncertain (karat.check.replay.uncertain).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,29 @@ class Free:
     spread: Array
 
 
+@dataclass(slots=True)
+class Choices:
+    """How many choices of experts, a token in a layer each, were compared, and how many of them rounding decided
+    otherwise, by result."""
+
+    num: int = 0
+    close: dict[str, int] = field(default_factory=dict)
+
+    def see(self, name: str, differs: NDArray[np.bool_], close: NDArray[np.bool_]) -> None:
+        """The choices of a result [rows]: which differ, and which of these rounding decides."""
+        self.num += len(differs)
+        if (count := int((differs & close).sum())) > 0:
+            self.close[name] = self.close.get(name, 0) + count
+
+    @property
+    def text(self) -> str | None:
+        """In a sentence; None if no choice differs."""
+        if not self.close:
+            return None
+        count, first = sum(self.close.values()), next(iter(self.close))
+        return f"numerics (a close choice): {count} of {self.num} choices of experts, the first in {first}"
+
+
 class FreeRun:
     """One pass through the graph with all runs side by side; a value is dropped after its last reader."""
 
@@ -139,6 +162,7 @@ class FreeRun:
         self._spreads: dict[str, Array] = {}
         self._routed: tuple[Array, Array] | None = None  # the last logits of experts, and how far apart two are one
         self._attention = UncertainAttention(replay.tokens.num_tokens)
+        self.choices = Choices()  # of the engine, compared with the right ones
 
     def advance(self, replay: Replay, name: str) -> Free:
         """Compute the next node in all runs, with the noise of `replay`, which has this graph and these tokens."""
@@ -156,7 +180,7 @@ class FreeRun:
                 spread_of_logits = DRIFT_LIMIT * self._spreads[node.inputs[0]]
                 self._routed = inputs[0], routing.floor_of(inputs[0], replay.unit, spread_of_logits)
             if node.kind == "chosen_ids" and (recorded := replay.recorded.get(name)) is not None:
-                result = right if kind != "right" else self._chosen(recorded, result)
+                result = right if kind != "right" else self._chosen(name, recorded, result)
             kept[name] = replay.noise.disturbed(node, inputs, result) if kind == "noisy" else result
             if kind == "right":
                 right = result
@@ -177,11 +201,12 @@ class FreeRun:
         sizes = np.nan_to_num(sizes.max(-1, keepdims=True), nan=0, posinf=0)
         return Free(name, right, np.maximum(spread, replay.unit * sizes))
 
-    def _chosen(self, recorded: Recorded, right: Array) -> Array:
+    def _chosen(self, name: str, recorded: Recorded, right: Array) -> Array:
         """The experts of the right run: where rounding decides between some, those that the engine chose."""
         close = self.is_close(recorded.values, right)
         if recorded.present is not None:
             close &= recorded.present
+        self.choices.see(name, _others(recorded.values, right), close[:, 0])
         return np.where(close, recorded.values, right)
 
     def is_close(self, ids: Array, other: Array) -> NDArray[np.bool_]:
@@ -198,6 +223,7 @@ class Apart:
 
     def __init__(self) -> None:
         self.first: int | None = None
+        self.choices = Choices()  # of both engines, in every row that they have
 
     def shared(
         self, replay: Replay, free: FreeRun, name: str, theirs: Array, rows: NDArray[np.bool_] | None
@@ -207,7 +233,9 @@ class Apart:
         tokens = replay.domain(node)
         if node.kind == "chosen_ids":
             ours = replay.recorded[name].values
-            parted = (ours != theirs).any(axis=-1) & free.is_close(theirs, ours)[:, 0]
+            close = free.is_close(theirs, ours)[:, 0]
+            self.choices.see(name, _others(ours, theirs), close)
+            parted = (ours != theirs).any(axis=-1) & close
             if parted.any():
                 here = int(tokens[parted].min())
                 self.first = here if self.first is None else min(self.first, here)
@@ -215,6 +243,12 @@ class Apart:
             return rows
         before: NDArray[np.bool_] = tokens < self.first
         return before if rows is None else before & rows
+
+
+def _others(ids: Array, than: Array) -> NDArray[np.bool_]:
+    """The rows [rows] of chosen experts that have another one, in whatever order."""
+    others: NDArray[np.bool_] = (np.sort(ids, axis=-1) != np.sort(than, axis=-1)).any(axis=-1)
+    return others
 
 
 def drift_of(replay: Replay, run: Free, target: Array, rows: NDArray[np.bool_] | None = None) -> Drift:

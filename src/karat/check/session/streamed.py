@@ -16,7 +16,7 @@ from karat.check.diagnosis.signs import HealthSigns
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.model.checked import CheckedModel
 from karat.check.record.layerwise import LayerwiseRun, parts_of
-from karat.check.replay.drift import Apart, Drift, FreeRun, aligned, coarser, drift_of
+from karat.check.replay.drift import Apart, Choices, Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.replay.finding import Finding
 from karat.check.replay.forced import Local, local_errors
 from karat.check.replay.noise import PRECISION
@@ -47,6 +47,7 @@ class Results:
     spread         how far rounding moves each row of logits [rows, 1], from the token ids on
     spread_beside  the same for engines that round more than Karat
     known          known differences of other engines, which are compared up to the first token concerned
+    choices        Karat's choices of experts beside those of the float64 run
     """
 
     info: TraceInfo
@@ -62,6 +63,7 @@ class Results:
     maps: list[AttentionMap] = field(default_factory=list)
     known: dict[str, Known] = field(default_factory=dict)
     apart: dict[str, Apart] = field(default_factory=dict)
+    choices: Choices = field(default_factory=Choices)
 
     @property
     def diagnosis(self) -> Diagnosis:
@@ -123,6 +125,7 @@ class Streamed:
         self._keep_maps(arrays, findings)
         if self._free is None:
             self._free = FreeRun(replay)
+            results.choices = self._free.choices
         theirs = {
             other: aligned(replay, Trace(their_info, {n: found[n] for n in part.names if n in found}))
             for other, (their_info, found) in (others or {}).items()

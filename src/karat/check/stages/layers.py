@@ -26,10 +26,14 @@ def run(session: CheckSession) -> Stage:
             f"accumulated from the token ids on: at most {times(drift.ratio)} ({drift.name})",
         ]
     )
+    if (close := results.choices.text) is not None:
+        lines.append(f"{close}: others than in float64, whose logits are within the floor of each other")
     exact = all(finding.exact for finding in results.findings)
     right = diagnosis.is_healthy and np.isfinite(drift.ratio)
     verdict: Verdict = "bug" if not right else "exact" if exact else session.rounding
     facts: dict[str, Any] = {"worst": worst.name, "ratio": worst.ratio, "drift": drift.ratio}
+    if results.choices.num:
+        facts |= {"choices": results.choices.num, "close_choices": sum(results.choices.close.values())}
     for other, drifts in results.drift.items():
         if other == "float64":
             continue
@@ -44,7 +48,8 @@ def run(session: CheckSession) -> Stage:
             first = next((d for d in again if not d.ratio <= DRIFT_LIMIT), None)
             lines[-1] += f"; on a {session.dtype} cache, as {label(other)} has it, {times(far.ratio)} ({far.name})"
         if other in results.apart and (token := results.apart[other].first) is not None:
-            lines.append(f"   up to token {token}: from there on both chose other experts, as rounding decides")
+            close = results.apart[other].choices.text or "numerics (a close choice): the same experts in another order"
+            lines.append(f"   up to token {token}: from there on both chose other experts; {close}")
         if first is not None:
             note = rounding_note(results, other)
             lines.append(f"   {label(other)} is left first at {first.name}: off by {first.largest:.3g}{note}")

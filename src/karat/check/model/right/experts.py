@@ -71,6 +71,12 @@ def chosen_weights(a: ChosenWeights) -> Array:
         weights = np.exp(chosen - top)
     else:
         weights = np.take_along_axis(routing_scores(a.logits, routing), a.ids, axis=-1)
+    return weighed(weights, a)
+
+
+def weighed(scores: Array, a: ChosenWeights) -> Array:
+    """The weights [rows, num_chosen] of the chosen experts that have these scores."""
+    routing, weights = a.routing, scores
     if routing.renormalised:
         weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True) + routing.plus, routing.least)
     weights = weights * weights.dtype.type(routing.scale)
