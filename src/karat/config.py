@@ -80,7 +80,9 @@ class LayerShape:
 class ModelConfig:
     """The sizes and choices of every decoder-only transformer, all resolved. A family adds fields of its own.
 
-    The family's reader writes it; it never changes. Raises ConfigError for sizes that do not fit together.
+    The family's reader writes it; it never changes. Raises ConfigError for sizes that do not fit together. The sizes of
+    heads, of MLPs, the windows and the RoPE are what config.json states for all layers: they are for families, and
+    everybody else asks for the `shape` of a layer.
     layer_windows[i] is the number of keys that a token of layer i sees, itself included; None means all.
     dtype is the checkpoint's stated dtype. It is information only: each tensor is used in its stored type.
     """

@@ -47,3 +47,18 @@ def test_nothing_else_names_one() -> None:
     of_models = {f"models/{family}.py" for family in FAMILIES}
     assert of_models <= found, "what is looked for would be found"
     assert found - of_models == OTHER_MEANINGS.keys()
+
+
+OF_LAYERS = {"num_heads", "num_kv_heads", "head_dim", "intermediate_size", "layer_windows"}
+
+
+def read_of_all(path: Path) -> set[str]:
+    """The sizes of layers that a file reads from a configuration, as if all layers had the same."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)]
+    return {node.attr for node in nodes if ast.unparse(node.value).split(".")[-1] == "config"} & OF_LAYERS
+
+
+def test_sizes_of_layers_are_asked_of_the_layer() -> None:
+    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if read_of_all(path)}
+    assert "models/qwen2_moe.py" in found, "what is looked for would be found"
+    assert {Path(path).parent.name for path in found} == {"models"}

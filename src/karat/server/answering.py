@@ -42,7 +42,7 @@ class Answering:
         """The route that answers by a protocol, whole or as events."""
 
         async def endpoint(request: Request) -> ASGIApp:
-            asked = await read_with(request, self._settings.limits, protocol.read)
+            asked = await read_with(request, self._settings.limits, protocol.asked)
             llm = await self._keeper.loaded(request)
             subject = await until_left(request, self._subject(request, protocol.id_prefix, asked, llm))
             headers = {"karat-seed": str(subject.work.seed), **_headers(subject.without_effect)}
@@ -57,7 +57,7 @@ class Answering:
         """The route that counts the tokens of a prompt, which nobody answers."""
 
         async def endpoint(request: Request) -> ASGIApp:
-            asked = await read_with(request, self._settings.limits, counting.read)
+            asked = await read_with(request, self._settings.limits, counting.asked)
             llm = await self._keeper.loaded(request)
             self._model_name(asked.form.model)
             with _naming(asked.form):

@@ -1,7 +1,8 @@
 """Protocol: all in which one way to ask for answers differs from the others, stated once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 from typing import Protocol as Shape
 
 import msgspec
@@ -9,8 +10,12 @@ import msgspec
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.server.answers.subject import Subject
 from karat.server.asking.asked import ChatRequest, TextRequest
+from karat.server.bodies import Body, read_body
 from karat.server.errors import ApiError
+from karat.server.fields import Field
 from karat.server.schema import ErrorBody
+
+Asked = TypeVar("Asked", bound=ChatRequest | TextRequest)
 
 
 class EventWriter(Shape):
@@ -44,24 +49,33 @@ class ErrorForm:
     id_headers: tuple[bytes, ...] = (b"x-request-id",)
 
 
-@dataclass(frozen=True, slots=True)
-class Counting:
-    """A route that counts the tokens of the prompt which a request would make. `answer` is called with the number."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Generic[Asked]):
+    """A route, the fields of its bodies, and what one asks for: `read` raises 400 for what is wrong."""
 
     route: str
-    read: Callable[[bytes], ChatRequest]
+    fields: Mapping[str, Field]
+    read: Callable[[Body], Asked]
+
+    def asked(self, content: bytes) -> Asked:
+        """What is asked for by a body. 400 for what is wrong."""
+        return self.read(read_body(content, self.fields))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting(Reading[ChatRequest]):
+    """A route that counts the tokens of the prompt which a request would make. `answer` is called with the number."""
+
     answer: type[msgspec.Struct]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
-    """`read` is given the body: 400 for what is wrong. `whole` is given the subject and the output of each prompt, and
-    raises ApiError if a choice ended in an error. `answer` and `event_types` are the structs that both write.
+class Protocol(Reading[ChatRequest | TextRequest]):
+    """`whole` is given the subject and the output of each prompt, and raises ApiError if a choice ended in an error.
+    `answer` and `event_types` are the structs that both write.
     """
 
-    route: str
     id_prefix: str
-    read: Callable[[bytes], ChatRequest | TextRequest]
     whole: Callable[..., msgspec.Struct]
     answer: type[msgspec.Struct]
     events: Callable[[Subject], EventWriter]

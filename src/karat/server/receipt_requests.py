@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from karat.server.anthropic.protocol import MESSAGE
 from karat.server.asking.asked import ChatRequest, TextRequest
 from karat.server.asking.variables import with_efforts
+from karat.server.bodies import judge
 from karat.server.errors import ApiError, invalid
 from karat.server.openai.protocols import CHATS, RESPONSE, TEXTS
 from karat.server.protocol import Protocol
@@ -17,7 +16,7 @@ from karat.text.tools.dialect import Dialect
 def texts_of(asked: Mapping[str, Any]) -> Iterator[tuple[str | tuple[int, ...], bool]]:
     """The prompts of a request to /v1/completions, and whether the tokenizer adds BOS and the like. 400 if wrong."""
     if "prompt" in asked and "messages" not in asked:
-        request = TEXTS.read(msgspec.json.encode(asked))
+        request = TEXTS.read(judge(asked, TEXTS.fields))
         assert isinstance(request, TextRequest)
         for prompt in request.prompts:
             yield prompt, request.add_special_tokens
@@ -30,7 +29,6 @@ def chats_of(
 
     400 for a request that is wrong by all protocols, and for one without a prompt.
     """
-    content = msgspec.json.encode(asked)
     protocols: tuple[Protocol, ...] = ()
     if "input" in asked:
         protocols = (RESPONSE,)
@@ -41,7 +39,7 @@ def chats_of(
     faults: list[ApiError] = []
     for protocol in protocols:
         try:
-            chat = protocol.read(content)
+            chat = protocol.read(judge(asked, protocol.fields))
         except ApiError as fault:
             faults.append(fault)
             continue

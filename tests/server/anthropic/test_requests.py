@@ -1,6 +1,5 @@
 """Anthropic's requests made into the inner form."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,14 +7,15 @@ import pytest
 from karat.server.anthropic.requests import read_message
 from karat.server.asking.asked import ChatRequest
 from karat.server.asking.variables import Effort
+from karat.server.bodies import judge
 from karat.server.errors import ApiError
-from karat.server.fields import COUNT, MESSAGES
+from karat.server.fields import COUNT, MESSAGES, fields_of
 
 USER = {"role": "user", "content": "PLACEHOLDER"}
 
 
 def read(**given: Any) -> ChatRequest:
-    return read_message(json.dumps({"messages": [USER], "max_tokens": 5, **given}).encode(), MESSAGES)
+    return read_message(judge({"messages": [USER], "max_tokens": 5, **given}, fields_of(MESSAGES)))
 
 
 def refused(**given: Any) -> ApiError:
@@ -233,9 +233,9 @@ def test_thinking(thinking: dict[str, Any], level: str | None, names: tuple[str,
 
 
 def test_a_count_needs_no_length() -> None:
-    asked = read_message(json.dumps({"messages": [USER], "system": "a"}).encode(), COUNT)
+    asked = read_message(judge({"messages": [USER], "system": "a"}, fields_of(COUNT)))
     assert [message["role"] for message in asked.messages] == ["system", "user"]
     with pytest.raises(ApiError, match="max_tokens"):
-        read_message(json.dumps({"messages": [USER], "max_tokens": 1}).encode(), COUNT)
+        judge({"messages": [USER], "max_tokens": 1}, fields_of(COUNT))
     with pytest.raises(ApiError, match="max_tokens is missing"):
-        read_message(json.dumps({"messages": [USER]}).encode(), MESSAGES)
+        judge({"messages": [USER]}, fields_of(MESSAGES))

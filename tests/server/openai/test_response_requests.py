@@ -1,6 +1,5 @@
 """Requests of /v1/responses made into the inner form."""
 
-import json
 import re
 from typing import Any
 
@@ -8,14 +7,15 @@ import pytest
 
 from karat.server.asking.asked import ChatRequest
 from karat.server.asking.variables import Effort
+from karat.server.bodies import judge
 from karat.server.errors import ApiError
-from karat.server.fields import INPUT_TOKENS, RESPONSES
+from karat.server.fields import INPUT_TOKENS, RESPONSES, fields_of
 from karat.server.openai.response_requests import read_response
 from karat.server.openai.response_schema import AllowedTools, FunctionChoice, FunctionTool
 
 
 def read(route: str = RESPONSES, **given: Any) -> ChatRequest:
-    return read_response(json.dumps({"input": "PLACEHOLDER", **given}).encode(), route)
+    return read_response(judge({"input": "PLACEHOLDER", **given}, fields_of(route)))
 
 
 def refused(**given: Any) -> ApiError:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from karat.server.bodies import judge
 from karat.server.errors import ApiError
-from karat.server.fields import INPUT_TOKENS, RESPONSES
+from karat.server.fields import INPUT_TOKENS, RESPONSES, fields_of
 from karat.server.openai.response_requests import read_response
 from tests.server.conftest import Running
 from tests.server.openai.test_responses import events_of
@@ -35,7 +36,7 @@ TOOLS = [FUNCTION, SPACE, PATCH, SEARCH, LARK]
 
 
 def read(**given: Any) -> Any:
-    return read_response(json.dumps({"input": "Hello", **given}).encode(), RESPONSES)
+    return read_response(judge({"input": "Hello", **given}, fields_of(RESPONSES)))
 
 
 def refused(**given: Any) -> ApiError:

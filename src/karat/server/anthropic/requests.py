@@ -11,12 +11,11 @@ from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field, structured
 from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched, thought
-from karat.server.bodies import judge, read_json
+from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
-from karat.server.fields import COUNT, MESSAGES, Field, Names, Text, fields_of, keyed
+from karat.server.fields import MESSAGES, Field, Names, Text, keyed
 from karat.text.tools.calling import Mode
 
-_FIELDS = {route: fields_of(route) for route in (MESSAGES, COUNT)}
 _CONFIG: Mapping[str, Field] = keyed(
     Field("format", (), "honoured", "json_schema with a schema.", Names),
     Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
@@ -24,9 +23,8 @@ _CONFIG: Mapping[str, Field] = keyed(
 _MODES: Mapping[object, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def read_message(content: bytes, route: str) -> ChatRequest:
+def read_message(body: Body) -> ChatRequest:
     """The request of a body for /v1/messages or its count_tokens. 400 for what is wrong or no text."""
-    body = judge(read_json(content), _FIELDS[route])
     values, contents = body.values, Contents()
     messages = contents.messages(values["messages"])
     continues = messages[-1]["role"] == "assistant"

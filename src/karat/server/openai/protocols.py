@@ -1,9 +1,6 @@
 """OpenAI's protocols: chats, texts that are continued, and responses."""
 
-from functools import partial
-
 from karat.server import schema
-from karat.server.bodies import read_body
 from karat.server.fields import CHAT, INPUT_TOKENS, RESPONSES, TEXT, fields_of
 from karat.server.openai import response_schema
 from karat.server.openai.answers import chat_completion, text_completion
@@ -14,12 +11,11 @@ from karat.server.openai.response_events import ResponseEvents
 from karat.server.openai.response_requests import read_response
 from karat.server.protocol import Counting, Protocol
 
-_FIELDS = {route: fields_of(route) for route in (CHAT, TEXT)}
-
 CHATS = Protocol(
     route=CHAT,
+    fields=fields_of(CHAT),
+    read=read_chat,
     id_prefix="chatcmpl",
-    read=lambda content: read_chat(read_body(content, _FIELDS[CHAT])),
     whole=chat_completion,
     answer=schema.ChatCompletion,
     events=ChatEvents,
@@ -27,8 +23,9 @@ CHATS = Protocol(
 )
 TEXTS = Protocol(
     route=TEXT,
+    fields=fields_of(TEXT),
+    read=read_text,
     id_prefix="cmpl",
-    read=lambda content: read_text(read_body(content, _FIELDS[TEXT])),
     whole=text_completion,
     answer=schema.TextCompletion,
     events=TextEvents,
@@ -36,11 +33,14 @@ TEXTS = Protocol(
 )
 RESPONSE = Protocol(
     route=RESPONSES,
+    fields=fields_of(RESPONSES),
+    read=read_response,
     id_prefix="resp",
-    read=partial(read_response, route=RESPONSES),
     whole=response,
     answer=response_schema.Response,
     events=ResponseEvents,
     event_types=response_schema.EVENTS,
-    counting=Counting(INPUT_TOKENS, partial(read_response, route=INPUT_TOKENS), response_schema.InputTokens),
+    counting=Counting(
+        route=INPUT_TOKENS, fields=fields_of(INPUT_TOKENS), read=read_response, answer=response_schema.InputTokens
+    ),
 )

@@ -22,9 +22,9 @@ from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field
 from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched
-from karat.server.bodies import judge, read_json
+from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
-from karat.server.fields import INPUT_TOKENS, RESPONSES, Field, Text, fields_of, keyed
+from karat.server.fields import RESPONSES, Field, Text, keyed
 from karat.server.openai.custom_tools import arguments_of
 from karat.server.openai.formats import text_structure
 from karat.server.openai.messages import read_messages, unused_of
@@ -40,7 +40,6 @@ from karat.server.openai.response_schema import (
 from karat.server.openai.response_tools import Meaning, Offered, echoed, flat_name
 from karat.server.openai.tools import read_response_tools
 
-_FIELDS = {route: fields_of(route) for route in (RESPONSES, INPUT_TOKENS)}
 REASONING: Mapping[str, Field] = keyed(
     Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
     Field("summary", (), "without effect", "None is made.", Text),
@@ -67,9 +66,8 @@ class Echo:
     meanings: Mapping[str, Meaning] = field(default_factory=dict)  # of the names of functions
 
 
-def read_response(content: bytes, route: str) -> ChatRequest:
+def read_response(body: Body) -> ChatRequest:
     """The request of a body for /v1/responses or its input_tokens. 400 for what is wrong or no text."""
-    body = judge(read_json(content), _FIELDS[route])
     values = body.values
     require_length(values, "max_output_tokens")
     offered = Offered()
