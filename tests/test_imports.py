@@ -226,6 +226,16 @@ def test_the_picture_has_the_same_rooms_in_the_same_order() -> None:
     assert drawn == [row - {"__main__"} for row in ROWS if row != {"karat"}]
 
 
+def test_a_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for module, source in read_sources(ROOT / "src" / "karat").items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    assert "Engine" in places
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 PLANTED = {
     # wrong
     "karat.batch": "import numpy",

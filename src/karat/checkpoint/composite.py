@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from karat.checkpoint.unused import Part, Unused, set_aside
+from karat.checkpoint.unused import OtherPart, Unused, set_aside
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
 from karat.errors import CheckpointError, ConfigError
@@ -50,7 +50,7 @@ class Composite:
     model_type: str
     architecture: str
     texts: tuple[str, ...]
-    parts: Mapping[str, Part]
+    parts: Mapping[str, OtherPart]
     keys: frozenset[str]
     stated: tuple[tuple[str, ...], ...] = ()
 
@@ -94,7 +94,7 @@ class Composite:
         result |= {"model_type": model_type, _TIE: _is_tied(config, text, named)}
         return TextPart(result, named, unused)
 
-    def _part_of(self, name: str) -> Part | None:
+    def _part_of(self, name: str) -> OtherPart | None:
         bare = name.removeprefix("model.")
         return next((part for prefix, part in self.parts.items() if bare.startswith(prefix)), None)
 

@@ -8,7 +8,7 @@ executor.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -22,7 +22,7 @@ from karat.config import DEFAULT_ACTIVATIONS, Activations, FloatName, RopeConfig
 from karat.errors import CapacityError, ExecutorError
 from karat.machine.extension import native
 from karat.ops import api
-from karat.ops.api import Loaded, Op, Ops, Step, Tensor
+from karat.ops.api import Cache, Loaded, Op, Ops, Step, Tensor
 from karat.ops.device_ops import DeviceCache, DeviceKernels, DeviceTable
 from karat.ops.executor import CacheSpec, Executor, Held, Runner, StepLimits
 from karat.ops.integers import WIDTHS
@@ -252,8 +252,10 @@ def _is_native(handle: Any) -> bool:
 
 
 def _held_by(op: Op[Any]) -> Any:
-    """The first weight of an op, or its cache, or None."""
-    for name in ("weight", "cache", "table", "gates") if not isinstance(op, api.Linears) else ("weights",):
-        if (held := getattr(op, name, None)) is not None:
-            return held[0] if isinstance(held, tuple) else held
+    """The first weight of an op, or its cache, or None: annotations of the record say which arguments these are."""
+    for field in fields(op):
+        if field.type in (Loaded, Cache):
+            return getattr(op, field.name)
+        if field.type == tuple[Loaded, ...]:
+            return getattr(op, field.name)[0]
     return None

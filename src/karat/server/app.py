@@ -160,11 +160,11 @@ class _Facts:
     async def openapi(self, request: Request) -> ASGIApp:
         return JsonBytes(msgspec.json.encode(document()))
 
-    def _model(self, name: str) -> schema.Model:
+    def _model(self, name: str) -> schema.ModelCard:
         llm = self._keeper.llm
         names = schema.SamplingDefaults.__struct_fields__
         defaults = schema.SamplingDefaults(*(getattr(llm.default_params, name) for name in names))
-        return schema.Model(
+        return schema.ModelCard(
             name, self._begun, llm.max_model_len, schema.ModelFacts(defaults, llm.activations, llm.comparable)
         )
 

@@ -16,7 +16,7 @@ ANSWERS: Mapping[str, tuple[str, type]] = {  # route -> method and answer
     VERIFY: ("post", schema.Verified),
     COMPARE: ("post", schema.Compared),
     "/v1/models": ("get", schema.Models),
-    "/v1/models/{model}": ("get", schema.Model),
+    "/v1/models/{model}": ("get", schema.ModelCard),
     TOKENIZE: ("post", schema.Tokenized),
     DETOKENIZE: ("post", schema.Detokenized),
     RENDER: ("post", schema.Rendered),

@@ -52,8 +52,8 @@ class Timings(Struct):
     predicted_per_second: float | None
 
 
-class PromptProgress(Struct):
-    """llama.cpp's: of `total` tokens, `cache` were cached at first and `processed` are in the cache now."""
+class PrefillProgress(Struct):
+    """llama.cpp's, of a prompt of `total` tokens: `cache` were cached at first, `processed` are in the cache now."""
 
     total: int
     cache: int
@@ -108,7 +108,7 @@ class CalledFunction(Struct):
     arguments: str
 
 
-class ToolCall(Struct, tag_field="type", tag="function"):
+class FunctionToolCall(Struct, tag_field="type", tag="function"):
     id: str
     function: CalledFunction
 
@@ -136,7 +136,7 @@ class Message(Struct):
     annotations: list[dict[str, Any]] = []
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    tool_calls: list[ToolCall | CustomCall] | UnsetType = UNSET
+    tool_calls: list[FunctionToolCall | CustomCall] | UnsetType = UNSET
 
 
 class BesideChat(Struct):
@@ -231,7 +231,7 @@ class ChatChunk(Struct):
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     karat: Karat | UnsetType = UNSET
-    prompt_progress: PromptProgress | UnsetType = UNSET
+    prompt_progress: PrefillProgress | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
@@ -274,7 +274,7 @@ class TextCompletion(Struct):
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     karat: Karat | UnsetType = UNSET
-    prompt_progress: PromptProgress | UnsetType = UNSET
+    prompt_progress: PrefillProgress | UnsetType = UNSET
 
 
 class Verified(Struct):
@@ -331,7 +331,7 @@ class ModelFacts(Struct):
     comparable: tuple[str, ...]
 
 
-class Model(Struct):
+class ModelCard(Struct):
     id: str
     created: int
     max_model_len: int
@@ -341,7 +341,7 @@ class Model(Struct):
 
 
 class Models(Struct):
-    data: list[Model]
+    data: list[ModelCard]
     object: Literal["list"] = "list"
 
 

@@ -16,10 +16,10 @@ from karat.check.model.context import Array
 from karat.check.model.graph import Node
 from karat.check.model.kinds import Op
 from karat.check.model.right.elementwise import (
-    Add,
+    Gated,
     GatedBy,
-    SigmoidMul,
-    SiluMul,
+    Sum,
+    Swiglu,
     add,
     gated_by,
     sigmoid_mul,
@@ -66,40 +66,40 @@ GATES: Mapping[str, Callable[[Array], Array]] = {
 
 
 @mistake("add", of=add)
-def factors(add: Op[Add], a: Add, counts: tuple[int, int]) -> Array:
+def factors(add: Op[Sum], a: Sum, counts: tuple[int, int]) -> Array:
     """How often each of the two is added."""
     parts = [x if count == 1 else x * x.dtype.type(count) for x, count in zip((a.x, a.y), counts, strict=True) if count]
     return parts[0] + parts[1] if len(parts) == 2 else parts[0]
 
 
 @mistake("silu_mul", of=silu_mul, choices=_FLAG)
-def swapped(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
+def swapped(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
     return silu_mul(replace(a, gate=a.up, up=a.gate))
 
 
 @mistake("silu_mul", of=silu_mul, choices=ACTIVATIONS)
-def activation(silu_mul: Op[SiluMul], a: SiluMul, name: str) -> Array:
+def activation(silu_mul: Op[Swiglu], a: Swiglu, name: str) -> Array:
     return silu_mul(replace(a, activation=ACTIVATIONS[name]))
 
 
 @mistake("silu_mul", of=silu_mul, choices=_FLAG)
-def fp16_activation(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
+def fp16_activation(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
     """The activation is stored as float16 before it is multiplied."""
     return silu_mul(replace(a, activation=lambda x: rounded(a.activation(x), "float16")))
 
 
 @mistake("silu_mul", of=silu_mul, choices=_FLAG)
-def no_up(silu_mul: Op[SiluMul], a: SiluMul, _: bool) -> Array:
+def no_up(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
     return a.activation(a.gate)
 
 
 @mistake("sigmoid_mul", of=sigmoid_mul, choices=_FLAG)
-def ungated(sigmoid_mul: Op[SigmoidMul], a: SigmoidMul, _: bool) -> Array:
+def ungated(sigmoid_mul: Op[Gated], a: Gated, _: bool) -> Array:
     return a.x
 
 
 @mistake("sigmoid_mul", of=sigmoid_mul, choices=GATES)
-def gate_activation(sigmoid_mul: Op[SigmoidMul], a: SigmoidMul, name: str) -> Array:
+def gate_activation(sigmoid_mul: Op[Gated], a: Gated, name: str) -> Array:
     return sigmoid_mul(replace(a, activation=GATES[name]))
 
 

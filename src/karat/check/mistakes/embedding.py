@@ -14,7 +14,7 @@ from karat.check.mistakes.scope import Scope
 from karat.check.mistakes.weight_readings import Effective, Made
 from karat.check.model.context import Array
 from karat.check.model.kinds import Op
-from karat.check.model.right.rows import Embedding, embedding
+from karat.check.model.right.rows import Lookup, embedding
 
 BUGS: Mapping[str, Bug] = {
     "embed-scale": Bug(
@@ -30,20 +30,20 @@ NO_ROW = -1
 
 
 @mistake("embedding", of=embedding)
-def shift(embedding: Op[Embedding], a: Embedding, by: int, *, from_id: int = 0) -> Array:
+def shift(embedding: Op[Lookup], a: Lookup, by: int, *, from_id: int = 0) -> Array:
     """The row of another id is read, from some id on."""
     ids = np.where(a.ids >= from_id, a.ids + by, a.ids)
     return embedding(replace(a, ids=ids % a.table.num_rows))
 
 
 @mistake("embedding", of=embedding)
-def effective(embedding: Op[Embedding], a: Embedding, reading: Effective) -> Array:
+def effective(embedding: Op[Lookup], a: Lookup, reading: Effective) -> Array:
     """The table is read wrongly."""
     return Made.of(reading, a.table).rows_at(a.ids)
 
 
 @mistake("embedding", of=embedding)
-def elements(embedding: Op[Embedding], a: Embedding, changes: Sequence[tuple[int, int, float]]) -> Array:
+def elements(embedding: Op[Lookup], a: Lookup, changes: Sequence[tuple[int, int, float]]) -> Array:
     """Some elements of the table are other numbers: (row, column, by how much)."""
     rows = embedding(a)
     for row, column, change in changes:
@@ -52,7 +52,7 @@ def elements(embedding: Op[Embedding], a: Embedding, changes: Sequence[tuple[int
 
 
 @mistake("embedding", of=embedding)
-def rows(embedding: Op[Embedding], a: Embedding, others: Sequence[tuple[int, int]]) -> Array:
+def rows(embedding: Op[Lookup], a: Lookup, others: Sequence[tuple[int, int]]) -> Array:
     """Some ids read the row of another id, or zeros: (id, other id or NO_ROW)."""
     ids, found = a.ids.copy(), dict(others)
     for id_, other in found.items():
@@ -63,7 +63,7 @@ def rows(embedding: Op[Embedding], a: Embedding, others: Sequence[tuple[int, int
 
 
 @mistake("embedding", of=embedding)
-def unmasked(embedding: Op[Embedding], a: Embedding, ranks_and_row: tuple[int, str]) -> Array:
+def unmasked(embedding: Op[Lookup], a: Lookup, ranks_and_row: tuple[int, str]) -> Array:
     """Each of n ranks adds a row of its part for an id of another rank: its "first", or the "nearest"."""
     n, row = ranks_and_row
     size = -(-a.table.num_rows // n)

@@ -17,10 +17,10 @@ from karat.check.mistakes.registry import mistake
 from karat.check.model.context import Array, StoredMatrix
 from karat.check.model.kinds import Op
 from karat.check.model.right.attention import Mix, Scores, Softmax, mix, scores, softmax, with_sinks
-from karat.check.model.right.elementwise import Add, SiluMul, add, silu_mul
+from karat.check.model.right.elementwise import Sum, Swiglu, add, silu_mul
 from karat.check.model.right.linear import Biased, Product, biased, product
 from karat.check.model.right.norm import Norm, norm, spanned
-from karat.check.model.right.rope import Angles, Rope, angles, rope
+from karat.check.model.right.rope import Angles, Rotated, angles, rope
 from karat.check.model.rounding import rounded
 from karat.config import FloatName
 
@@ -127,7 +127,7 @@ def narrow_angles(angles: Op[Angles], a: Angles, what: _What) -> Array:
 
 
 @mistake("rope", of=rope, name="narrow_turn")
-def narrow_rope(rope: Op[Rope], a: Rope, what: _What) -> Array:
+def narrow_rope(rope: Op[Rotated], a: Rotated, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.x)
     cos, sin = to(a.cos), to(a.sin)
     if where == "cos, sin":
@@ -181,7 +181,7 @@ def narrow_mix(mix: Op[Mix], a: Mix, what: _What) -> Array:
 
 
 @mistake("silu_mul", of=silu_mul, name="narrow")
-def narrow_silu(silu_mul: Op[SiluMul], a: SiluMul, what: _What) -> Array:
+def narrow_silu(silu_mul: Op[Swiglu], a: Swiglu, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.gate)
     if where == "the result":
         return to(silu_mul(a))
@@ -191,7 +191,7 @@ def narrow_silu(silu_mul: Op[SiluMul], a: SiluMul, what: _What) -> Array:
 
 
 @mistake("add", of=add, name="narrow")
-def narrow_add(add: Op[Add], a: Add, what: _What) -> Array:
+def narrow_add(add: Op[Sum], a: Sum, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.x)
     if "both" in where:
         a = replace(a, x=to(a.x), y=to(a.y))

@@ -15,7 +15,7 @@ from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.kinds import Op
 from karat.check.model.right.norm import Norm, norm
-from karat.check.model.right.rope import Angles, Rope, angles, rope
+from karat.check.model.right.rope import Angles, Rotated, angles, rope
 from karat.check.model.tokens import Tokens
 from karat.config import LayerShape, RopeConfig
 from karat.ops.rope_table import yarn_attention_factor
@@ -55,7 +55,7 @@ _STATED = {"stated": "the positions that the trace states"}
 
 
 @mistake("rope", of=rope)
-def norm_after(rope: Op[Rope], a: Rope, weight_and_eps: tuple[str, float]) -> Array:
+def norm_after(rope: Op[Rotated], a: Rotated, weight_and_eps: tuple[str, float]) -> Array:
     """RoPE's result is normalised."""
     name, eps = weight_and_eps
     x = rope(a)
@@ -64,7 +64,7 @@ def norm_after(rope: Op[Rope], a: Rope, weight_and_eps: tuple[str, float]) -> Ar
 
 
 @mistake("rope", of=rope)
-def late_bias(rope: Op[Rope], a: Rope, bias_and_how: tuple[str, str]) -> Array:
+def late_bias(rope: Op[Rotated], a: Rotated, bias_and_how: tuple[str, str]) -> Array:
     """The bias is added behind RoPE; "moved": x has it already, and loses it; "added": x does not have it."""
     name, how = bias_and_how
     bias = a.context.weights.array(name, a.x.dtype).reshape(a.x.shape[1:])
@@ -72,12 +72,12 @@ def late_bias(rope: Op[Rope], a: Rope, bias_and_how: tuple[str, str]) -> Array:
 
 
 @mistake("rope", of=rope, choices=(True,))
-def skip(rope: Op[Rope], a: Rope, _: bool) -> Array:
+def skip(rope: Op[Rotated], a: Rotated, _: bool) -> Array:
     return a.x
 
 
 @mistake("rope", of=rope, choices=("interleaved",))
-def pairing(rope: Op[Rope], a: Rope, _: str) -> Array:
+def pairing(rope: Op[Rotated], a: Rotated, _: str) -> Array:
     """Neighbours are turned, (2i, 2i + 1)."""
     cos, sin, size = a.cos, a.sin, 2 * a.cos.shape[-1]
     left, right = a.x[..., 0:size:2], a.x[..., 1:size:2]

@@ -8,7 +8,7 @@ import numpy as np
 
 from karat.checkpoint.gguf.header import MAX_TENSORS
 from karat.checkpoint.gguf.values import NUMBERS, GgufArray, Metadata, Value, shortest
-from karat.checkpoint.unused import PREDICTION, Part
+from karat.checkpoint.unused import PREDICTION, OtherPart
 from karat.checkpoint.wording import listed
 from karat.errors import ConfigError
 
@@ -23,7 +23,7 @@ class Layers:
     count: int
     predicting: int
 
-    def part_of(self, stored: str) -> Part | None:
+    def part_of(self, stored: str) -> OtherPart | None:
         """PREDICTION for a tensor of a layer that predicts further tokens, else None."""
         match = _LAYER.match(stored)
         return PREDICTION if match and self.count <= int(match[1]) < self.count + self.predicting else None

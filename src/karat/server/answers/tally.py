@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from karat.engine.requests.request_updates import RequestUpdate
-from karat.server.schema import CompletionDetails, PromptDetails, PromptProgress, Timings, Usage
+from karat.server.schema import CompletionDetails, PrefillProgress, PromptDetails, Timings, Usage
 
 
 class UpdateTally:
@@ -73,13 +73,13 @@ class UpdateTally:
             CompletionDetails(self.num_reasoning),
         )
 
-    def progress(self, index: int, update: RequestUpdate) -> PromptProgress | None:
+    def progress(self, index: int, update: RequestUpdate) -> PrefillProgress | None:
         """The prompt's progress in an update; None if it has none."""
         told = update.progress
         if told is None:
             return None
         num_cached = min(told.num_cached, told.num_tokens)
-        return PromptProgress(told.num_tokens, num_cached, told.num_computed, self.elapsed_s * 1000)
+        return PrefillProgress(told.num_tokens, num_cached, told.num_computed, self.elapsed_s * 1000)
 
     def timings(self) -> Timings:
         num_cached = sum(self.num_cached)

@@ -59,7 +59,7 @@ def message_of(parsed: ParsedAnswer, reader: PartsReader, customs: Collection[st
         message.tool_calls = [
             schema.CustomCall(reader.call_id(index), schema.CalledCustom(call.name, text_of(call.arguments)))
             if call.name in customs
-            else schema.ToolCall(reader.call_id(index), schema.CalledFunction(call.name, call.arguments))
+            else schema.FunctionToolCall(reader.call_id(index), schema.CalledFunction(call.name, call.arguments))
             for index, call in enumerate(parsed.calls)
         ]
     return message

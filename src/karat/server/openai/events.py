@@ -82,7 +82,7 @@ class _Events(ABC):
     def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes: ...
 
     def _made(
-        self, choices: list[Any], *, last: bool = False, progress: schema.PromptProgress | UnsetType = UNSET
+        self, choices: list[Any], *, last: bool = False, progress: schema.PrefillProgress | UnsetType = UNSET
     ) -> Any:
         """The struct of an event; a `last` one ends the stream."""
         subject, heading = self._subject, self._subject.heading

@@ -22,19 +22,19 @@ def sigmoid(x: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiluMul:
+class Swiglu:
     gate: Array
     up: Array
     activation: Callable[[Array], Array] = silu
 
 
-def silu_mul(a: SiluMul) -> Array:
+def silu_mul(a: Swiglu) -> Array:
     return a.activation(a.gate) * a.up
 
 
 def _silu_mul(given: Given) -> Array:
     gate, up = given.inputs
-    return given.replace(silu_mul)(SiluMul(gate, up))
+    return given.replace(silu_mul)(Swiglu(gate, up))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,49 +49,49 @@ def gated_by(a: GatedBy) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SigmoidMul:
+class Gated:
     x: Array
     gate: Array  # like x
     activation: Callable[[Array], Array] = sigmoid
 
 
-def sigmoid_mul(a: SigmoidMul) -> Array:
+def sigmoid_mul(a: Gated) -> Array:
     return a.x * a.activation(a.gate)
 
 
 def _sigmoid_mul(given: Given) -> Array:
     x, gate = (values.reshape(len(values), -1) for values in given.inputs)
     by_element = given.replace(gated_by)(GatedBy(gate, x.shape[-1]))
-    return given.replace(sigmoid_mul)(SigmoidMul(x, by_element)).reshape(given.inputs[0].shape)
+    return given.replace(sigmoid_mul)(Gated(x, by_element)).reshape(given.inputs[0].shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Add:
+class Sum:
     x: Array
     y: Array
 
 
-def add(a: Add) -> Array:
+def add(a: Sum) -> Array:
     return a.x + a.y
 
 
 def _add(given: Given) -> Array:
     x, y = given.inputs
-    return given.replace(add)(Add(x, y))
+    return given.replace(add)(Sum(x, y))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scale:
+class Scaled:
     x: Array
     factor: np.floating
 
 
-def scale(a: Scale) -> Array:
+def scale(a: Scaled) -> Array:
     return a.x * a.factor
 
 
 def _scale(given: Given) -> Array:
-    return given.replace(scale)(Scale(given.inputs[0], given.number("factor")))
+    return given.replace(scale)(Scaled(given.inputs[0], given.number("factor")))
 
 
 KINDS = (

@@ -32,7 +32,7 @@ def angles(a: Angles) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rope:
+class Rotated:
     """x [tokens, heads, head_dim]; cos and sin [tokens, 1, rotary_dim / 2]."""
 
     x: Array
@@ -41,7 +41,7 @@ class Rope:
     context: Context
 
 
-def rope(a: Rope) -> Array:
+def rope(a: Rotated) -> Array:
     half = a.cos.shape[-1]
     left, right, rest = a.x[..., :half], a.x[..., half : 2 * half], a.x[..., 2 * half :]
     return np.concatenate((left * a.cos - right * a.sin, right * a.cos + left * a.sin, rest), axis=-1)
@@ -57,7 +57,7 @@ def turned(x: Array, config: RopeConfig, context: Context, replace: Replace = ri
     by = replace(angles)(Angles(context.tokens.positions, config, head_dim, head_dim, context))
     parts = cos_sin(by * (1 + context.jitter) if context.jitter else by)
     cos, sin = ((part * config.attention_factor).astype(x.dtype)[:, None] for part in parts)
-    return replace(rope)(Rope(x, cos, sin, context))
+    return replace(rope)(Rotated(x, cos, sin, context))
 
 
 KINDS = (Kind("rope", _rope, ("rope",), roundings=2),)

@@ -15,17 +15,17 @@ from karat.ops import api
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Embedding:
+class Lookup:
     ids: NDArray[np.int64]
     table: Matrix
 
 
-def embedding(a: Embedding) -> Array:
+def embedding(a: Lookup) -> Array:
     return a.table.rows_at(a.ids)
 
 
 def _embedding(given: Given) -> Array:
-    return given.replace(embedding)(Embedding(given.context.tokens.ids, given.matrix("weight")))
+    return given.replace(embedding)(Lookup(given.context.tokens.ids, given.matrix("weight")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
