@@ -90,7 +90,7 @@ set(arranged_integer_sources integer_few.cpp integer_table.cpp)  # what an arran
 set(shared_integer_sources integer_many.cpp integer_rows.cpp)
 set(linear_sources linear.cpp linear_few.cpp linear_many.cpp linear_one.cpp table.cpp)
 set(other_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp experts.cpp
-    norm.cpp)
+    norm.cpp recurrence.cpp)
 list(TRANSFORM arranged_integer_sources PREPEND kernels/)
 list(TRANSFORM shared_integer_sources PREPEND kernels/)
 list(TRANSFORM linear_sources PREPEND kernels/)

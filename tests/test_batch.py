@@ -20,6 +20,8 @@ GOOD: dict[str, Any] = {
     "query_starts": [0, 3, 4],
     "context_lens": [6, 7],
     "logit_rows": [2, 3],
+    "state_reads": [-1, -1],
+    "state_writes": [-1, -1],
     "slots": [[23, 8, 9, 2], [7, 8, 9, 18]],
     "block_tables": [[[5, 2, -1], [3, 0, -1]], [[1, 2], [-1, 4]]],
 }
@@ -77,6 +79,8 @@ def test_columns_of_any_lengths(data: st.DataObject) -> None:
         "query_starts": [0, *accumulate(counts)],
         "context_lens": column(len(counts)),
         "logit_rows": column(data.draw(st.integers(0, 3))),
+        "state_reads": column(len(counts)),
+        "state_writes": column(len(counts)),
         "slots": [column(num_tokens) for _ in widths],
         "block_tables": [[column(width) for _ in counts] for width in widths],
     }
@@ -163,6 +167,49 @@ def test_a_wrong_batch(what: str) -> None:
     message, make = WRONG[what]
     with pytest.raises(AssertionError, match=message):
         validate(make())
+
+
+def with_states(reads: list[int], writes: list[int], cached_lens: list[int] = CACHED) -> None:
+    batch = good(state_reads=reads, state_writes=writes)
+    batch.validate(cached_lens=cached_lens, caches=CACHES, vocab_size=10, num_states=4)
+
+
+def test_states() -> None:
+    with_states([0, 3], [2, 1])
+    start = good(
+        token_ids=[7, 8, 9, 1],
+        positions=[0, 1, 2, 6],
+        context_lens=[3, 7],
+        slots=[20, 21, 22, 2],
+        slots_1=[4, 5, 6, 18],
+        block_tables=[[5, -1, -1], [3, 0, -1]],
+        block_tables_1=[[1, -1], [-1, 4]],
+        state_reads=[-1, 3],
+        state_writes=[0, 1],
+    )
+    start.validate(cached_lens=[0, 6], caches=CACHES, vocab_size=10, num_states=4)
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "message"),
+    [
+        ([0, -1], [2, 1], "state_reads ≠ cache length"),
+        ([0, 3], [2, 4], "outside the slots"),
+        ([0, 4], [2, 1], "outside the slots"),
+        ([0, 3], [2, -1], "outside the slots"),
+        ([0, 3], [2, 2], "two sequences write"),
+        ([0, 3], [0, 1], "read and written"),
+        ([0, 3], [3, 1], "read and written"),
+    ],
+)
+def test_wrong_states(reads: list[int], writes: list[int], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        with_states(reads, writes)
+
+
+def test_a_state_of_a_model_without() -> None:
+    with pytest.raises(AssertionError, match="without states"):
+        validate(good(state_writes=[0, 1]))
 
 
 @pytest.mark.parametrize("caches", [CACHES[:1], (*CACHES, (24, None))])

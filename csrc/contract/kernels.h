@@ -129,14 +129,50 @@ struct AttentionArgs {
     std::size_t score_seq;
 };
 
+// A causal convolution of one sequence, a channel by itself. `weight` [taps, channels]: the last tap is of the token
+// itself. x and out: [tokens of the step, channels] of the sequence; `before`: the taps - 1 rows before them, the
+// oldest first.
+//   out[t] = f(chain of fma(weight[j], row[t - taps + 1 + j], sum) from 0, in order of j, + bias)
+//   f(y) = y, or with `silu` y / (1 + exp(-y)); bias may be null
+inline constexpr std::size_t kMaxTaps = 32;
+struct ConvArgs {
+    const float *x, *before, *weight, *bias;
+    std::size_t taps, channels;
+    bool silu;
+    float* out;
+};
+
+// The gated delta rule (arXiv 2412.06464) of one value head, token by token. S [k_dim, v_dim] is the head's state; q
+// and k are those of its key head.
+//   m[j]      = chain of fma(k[i], S[i, j], m[j]) from 0, in order of i;  r[j] the same of q
+//   p         = chain of fma(q[i], k[i], p) from 0
+//   d[j]      = fma(-decay, m[j], v[j]) * beta
+//   out[j]    = fma(p, d[j], decay * r[j])
+//   S[i, j]   = fma(k[i], d[j], decay * S[i, j])
+// Columns are independent, so no result depends on how many are computed together. A head's state lies strip by strip:
+//
+//     | strip 0: columns 0 … 63                  | strip 1: columns 64 … 127 | …
+//     | row 0, 64 floats | row 1 | … row k_dim-1 |                            the last strip may be narrower: v_dim is
+//                                                                             rounded up to 16, the rest is zeros
+inline constexpr std::size_t kStateColumns = 64;
+struct DeltaRuleArgs {
+    const float *q, *k;             // [tokens, key_heads, k_dim]
+    const float *v, *decay, *beta;  // [tokens, heads, v_dim], [tokens, heads], [tokens, heads]
+    float* out;                     // as v
+    std::size_t key_heads, heads, k_dim, v_dim;
+};
+
 // Every kernel of `Kernels` by name. Those of the first list are the same in all arrangements of an instruction set.
 #define KARAT_KERNELS(X) \
     X(embedding)         \
     X(rms_norm)          \
+    X(l2_norm)           \
     X(silu_mul)          \
     X(clamped_mul)       \
     X(sigmoid_mul)       \
     X(add)               \
+    X(mul)               \
+    X(sigmoid)           \
     X(scale)             \
     X(rope)              \
     X(kv_write)          \
@@ -144,7 +180,10 @@ struct AttentionArgs {
     X(sum_of_experts)    \
     X(attention)         \
     X(attention_split)   \
-    X(attention_merge)
+    X(attention_merge)   \
+    X(causal_conv)       \
+    X(decay)             \
+    X(delta_rule)
 #define KARAT_ARRANGED_KERNELS(X) \
     X(linear)                     \
     X(linear_both)
@@ -174,6 +213,9 @@ struct Kernels {
     //   out[i]   = (x[i] * scale) * weight[i]
     void (*rms_norm)(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n);
 
+    // out[i] = (x[i] * (1 / sqrt(total + float32(eps)))) * factor, with the total of rms_norm; rows of n as there
+    void (*l2_norm)(const float* x, double eps, float factor, float* out, std::size_t rows, std::size_t n);
+
     // out[i] = (gate[i] / (1 + exp(-gate[i]))) * up[i]
     void (*silu_mul)(const float* gate, const float* up, float* out, std::size_t n);
 
@@ -187,14 +229,21 @@ struct Kernels {
     // out[i] = x[i] + y[i]
     void (*add)(const float* x, const float* y, float* out, std::size_t n);
 
+    // out[i] = x[i] * y[i]
+    void (*mul)(const float* x, const float* y, float* out, std::size_t n);
+
+    // out[i] = 1 / (1 + exp(-x[i]))
+    void (*sigmoid)(const float* x, float* out, std::size_t n);
+
     // out[i] = x[i] * factor
     void (*scale)(const float* x, float factor, float* out, std::size_t n);
 
-    // Rotary embedding: x, out [tokens, heads, head_dim]; cos and sin [positions, head_dim / 2].
+    // Rotary embedding: x, out [tokens, heads, head_dim]; cos and sin [positions, half]. The first 2 * half elements of
+    // a head are turned, the others are copied.
     //   out[i]        = fma(x[i], cos[i], -(x[i + half] * sin[i]))
     //   out[i + half] = fma(x[i + half], cos[i], x[i] * sin[i])
     void (*rope)(const float* x, const std::int32_t* positions, const float* cos, const float* sin, float* out,
-                 std::size_t tokens, std::size_t heads, std::size_t head_dim);
+                 std::size_t tokens, std::size_t heads, std::size_t head_dim, std::size_t half);
 
     // Store k and v [tokens, kv_heads, head_dim] at the slots, rounded to nearest even. Returns the index of the first
     // element (over k, then v) that is finite and becomes infinite, or -1.
@@ -230,6 +279,19 @@ struct Kernels {
                             float* part, float* scratch);
     void (*attention_merge)(const AttentionArgs& args, std::size_t seq, std::size_t kv_head, std::size_t num_splits,
                             float* parts, std::size_t part_stride);
+
+    // Tokens first … last - 1 of a sequence.
+    void (*causal_conv)(const ConvArgs& args, std::size_t first, std::size_t last);
+
+    // out[i] = exp(rate * softplus(a[i] + bias[i])), of rows [n]. rate is rate[i], or with `of_log` -exp(rate[i]).
+    //   softplus(y) = max(y, 0) + log(1 + exp(-|y|)); log(1 + x) is within 2 units in the last place (recurrence.cpp)
+    void (*decay)(const float* a, const float* bias, const float* rate, bool of_log, float* out, std::size_t rows,
+                  std::size_t n);
+
+    // Tokens first … last - 1 (rows of args) of a sequence, in one strip of a head's state. `before` is that strip of
+    // the state before them, `after` of the state after them; both may be the same memory.
+    void (*delta_rule)(const DeltaRuleArgs& args, std::size_t key_head, std::size_t head, std::size_t strip,
+                       std::size_t first, std::size_t last, const float* before, float* after);
 };
 
 // Linear layers on block formats, with x as integers (activations.h). For each sub-block, in order within a leaf:

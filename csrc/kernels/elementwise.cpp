@@ -78,22 +78,36 @@ void add(const float* x, const float* y, float* out, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
 }
 
+void mul(const float* x, const float* y, float* out, std::size_t n) {
+    for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * y[i];
+}
+
+void sigmoid(const float* x, float* out, std::size_t n) {
+    for (std::size_t i = 0; i < n; i += kLanes) {
+        const int count = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
+        f32x16 divisor[] = {load_first(x + i, count)};
+        one_plus_exp_of_minus(divisor);
+        store_first(out + i, set1(1.0f) / divisor[0], count);
+    }
+}
+
 void scale(const float* x, float factor, float* out, std::size_t n) {
     for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * factor;
 }
 
 void rope(const float* x, const std::int32_t* positions, const float* cos, const float* sin, float* out,
-          std::size_t tokens, std::size_t heads, std::size_t head_dim) {
-    const std::size_t half = head_dim / 2;
+          std::size_t tokens, std::size_t heads, std::size_t head_dim, std::size_t half) {
     for (std::size_t t = 0; t < tokens; ++t) {
         const float* c = cos + static_cast<std::size_t>(positions[t]) * half;
         const float* s = sin + static_cast<std::size_t>(positions[t]) * half;
-        for (std::size_t h = 0; h < heads; ++h, x += head_dim, out += head_dim)
+        for (std::size_t h = 0; h < heads; ++h, x += head_dim, out += head_dim) {
             for (std::size_t i = 0; i < half; ++i) {
                 const float left = x[i], right = x[i + half];
                 out[i] = __builtin_fmaf(left, c[i], -(right * s[i]));
                 out[i + half] = __builtin_fmaf(right, c[i], left * s[i]);
             }
+            for (std::size_t i = 2 * half; i < head_dim; ++i) out[i] = x[i];
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-// RMSNorm (kernels.h). Compiled once for each instruction set: KARAT_ISA_NAMESPACE is set by the build.
+// Norms of rows: RMSNorm and that of Euclid (kernels.h). Compiled once for each instruction set: KARAT_ISA_NAMESPACE is
+// set by the build.
 #include "kernels/kernels_isa.h"
 #include "simd/simd.h"
 
@@ -23,6 +24,13 @@ void rms_norm(const float* x, const float* weight, double eps, float* out, std::
         const float mean = sum_of_squares(x, n) / static_cast<float>(n);
         const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(eps));
         for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+    }
+}
+
+void l2_norm(const float* x, double eps, float factor, float* out, std::size_t rows, std::size_t n) {
+    for (std::size_t row = 0; row < rows; ++row, x += n, out += n) {
+        const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, n) + static_cast<float>(eps));
+        for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * scale * factor;
     }
 }
 

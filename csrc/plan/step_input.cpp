@@ -20,6 +20,8 @@ constexpr Column<StepInput> kColumns[] = {
     {"query_starts", Length::bounds, &StepInput::query_starts},
     {"context_lens", Length::seqs, &StepInput::context_lens},
     {"logit_rows", Length::rows, &StepInput::wanted},
+    {"state_reads", Length::seqs, &StepInput::state_reads},
+    {"state_writes", Length::seqs, &StepInput::state_writes},
 };
 constexpr Column<GroupColumns> kGroupColumns[] = {
     {"slots", Length::tokens, &GroupColumns::slots},

@@ -20,6 +20,7 @@ struct GroupColumns {
 struct StepInput {
     std::size_t num_tokens, num_seqs, num_wanted, block_size;
     const std::int32_t *token_ids, *positions, *query_starts, *context_lens, *wanted;
+    const std::int32_t *state_reads, *state_writes;  // [sequences]; -1: zeros, and no state
     std::vector<GroupColumns> groups;
     // For an observer of attention: null, or [score_heads, tokens of sequence score_seq, its context].
     float* scores = nullptr;

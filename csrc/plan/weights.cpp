@@ -1,5 +1,7 @@
 #include "plan/weights.h"
 
+#include <utility>
+
 #include "plan/require.h"
 
 namespace karat {
@@ -16,6 +18,20 @@ OwnedCache::OwnedCache(CacheType type, std::size_t layers, std::size_t slots, st
 
 CacheView OwnedCache::layer(std::size_t index) const {
     return {type, num_kv_heads, head_dim, memory.bytes() + index * layer_bytes, num_layers * layer_bytes};
+}
+
+OwnedState::OwnedState(std::size_t layers, std::size_t slots, std::vector<Shape> arrays)
+    : num_layers(layers), num_slots(slots), shapes(std::move(arrays)), slot_floats(0) {
+    require(layers > 0 && slots > 0 && slots <= kMaxCount && !shapes.empty(), "states without room");
+    for (const Shape& shape : shapes) {
+        require(!shape.empty(), "an array of a state without a shape");
+        std::size_t floats = product({(shape.back() + 15) / 16, 16});
+        for (std::size_t axis = 0; axis + 1 < shape.size(); ++axis) floats = product({floats, shape[axis]});
+        require(floats > 0, "an empty array of a state");
+        offsets.push_back(slot_floats);
+        slot_floats += floats;
+    }
+    memory = Memory(product({layers, slots, slot_floats, sizeof(float)}));
 }
 
 }  // namespace karat

@@ -44,6 +44,34 @@ struct LayerCache {
     CacheView view() const { return owner->layer(place); }
 };
 
+// The arrays that layers keep for each sequence, float32. A slot of a layer has one array after the other; the last
+// axis of each is rounded up to 16 numbers. Nothing is written before a step does.
+struct OwnedState {
+    using Shape = std::vector<std::size_t>;
+
+    std::size_t num_layers, num_slots;
+    std::vector<Shape> shapes;
+    std::vector<std::size_t> offsets;  // of the arrays in a slot, in floats
+    std::size_t slot_floats;
+    Memory memory;
+
+    OwnedState(std::size_t layers, std::size_t slots, std::vector<Shape> shapes);
+};
+
+// The state of one layer. A step's state_reads and state_writes are its slots.
+struct LayerState {
+    std::shared_ptr<const OwnedState> owner;
+    std::size_t place;  // among its layers
+
+    bool has(std::size_t array, const OwnedState::Shape& shape) const {
+        return array < owner->shapes.size() && owner->shapes[array] == shape;
+    }
+    float* data(std::size_t array, std::int32_t slot) const {
+        return owner->memory.floats() +
+               (place * owner->num_slots + static_cast<std::size_t>(slot)) * owner->slot_floats + owner->offsets[array];
+    }
+};
+
 struct RopeTable {
     std::size_t positions, head_dim;
     std::vector<float> cos, sin;  // [positions, head_dim / 2]
@@ -55,6 +83,7 @@ using MatrixRef = std::shared_ptr<const OwnedMatrix>;
 using TableRef = std::variant<MatrixRef, std::shared_ptr<const StoredTable>>;
 using VectorRef = std::shared_ptr<const Vector>;
 using CacheRef = std::shared_ptr<const LayerCache>;
+using StateRef = std::shared_ptr<const LayerState>;
 using RopeRef = std::shared_ptr<const RopeTable>;
 
 }  // namespace karat

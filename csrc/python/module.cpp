@@ -79,6 +79,15 @@ std::vector<CacheRef> cache_of(const std::string& dtype, const std::vector<std::
     return caches;
 }
 
+// The states of layers, whose arrays have these shapes.
+std::vector<StateRef> states_of(std::size_t layers, std::size_t slots, std::vector<OwnedState::Shape> shapes) {
+    const auto owner = std::make_shared<const OwnedState>(layers, slots, std::move(shapes));
+    std::vector<StateRef> states;
+    while (states.size() < layers)
+        states.push_back(std::make_shared<const LayerState>(LayerState{owner, states.size()}));
+    return states;
+}
+
 using Lost = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
 using Scores = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
@@ -207,6 +216,9 @@ NB_MODULE(_native, m) {
     m.def("cache", &cache_of, nb::arg("dtype"), nb::arg("layers"), nb::arg("num_slots"), nb::arg("num_kv_heads"),
           nb::arg("head_dim"), nb::arg("group") = 0);
 
+    nb::class_<LayerState>(m, "State").def_prop_ro("shapes", [](const LayerState& self) { return self.owner->shapes; });
+    m.def("states", &states_of, nb::arg("layers"), nb::arg("num_slots"), nb::arg("shapes"));
+
     nb::class_<SharedMemory>(m, "SharedMemory")
         .def(nb::init<int, int, int, std::size_t, std::size_t, bool>(), nb::arg("descriptor"), nb::arg("rank"),
              nb::arg("size"), nb::arg("slot_bytes"), nb::arg("whole_bytes"), nb::arg("spins"))
@@ -272,6 +284,12 @@ NB_MODULE(_native, m) {
             nb::arg("group"), nb::arg("x"), nb::arg("first"), nb::arg("width"))
         .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("scale"), nb::arg("window"),
              nb::arg("group_heads"), nb::arg("first_head"), nb::arg("sinks").none())
+        .def("split", &record::split, nb::arg("x"), nb::arg("widths"), nb::arg("groups"))
+        .def("l2_norm", &record::l2_norm, nb::arg("x"), nb::arg("size"), nb::arg("eps"), nb::arg("factor"))
+        .def("causal_conv", &record::causal_conv, nb::arg("x"), nb::arg("weight"), nb::arg("state"),
+             nb::arg("bias").none(), nb::arg("silu"))
+        .def("delta_rule", &record::delta_rule, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("decay"),
+             nb::arg("beta"), nb::arg("state"), nb::arg("key_heads"))
         .def("route", &record::route, nb::arg("logits"), nb::arg("chosen"), nb::arg("by_sigmoid"),
              nb::arg("renormalised"), nb::arg("groups"), nb::arg("chosen_groups"), nb::arg("outside"), nb::arg("plus"),
              nb::arg("least"), nb::arg("scale"), nb::arg("bias").none(), nb::arg("scales").none())

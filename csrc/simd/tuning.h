@@ -22,6 +22,8 @@ struct Tuning {
 
     int exp_vectors;  // vectors of 16 values in one call of exp
 
+    int delta_vectors;  // vectors of 16 columns of a state that the delta rule computes together: 1, 2 or 4
+
     std::size_t attention_rows;  // rows (query heads of tokens) that share an unpacked key
     std::size_t unpacked_keys;   // keys unpacked at a time; a multiple of 16 * tile_vectors
     std::size_t near_bytes;      // bytes of K or V that several direct passes find in the first-level cache

@@ -12,6 +12,8 @@ constexpr Tuning kTuning = {
     .direct_vectors = 1,
     // Registers for no more. Attention of 512 tokens 75 -> 83 GFLOP/s (22 November).
     .exp_vectors = 2,
+    // 14 of 16 registers; 2 would keep sums in memory.
+    .delta_vectors = 1,
     // As avx512, whose measurement this is.
     .attention_rows = 128,
     // Instead of 64: 1.01 times as fast; 256 the same (25 November, night, on Zen 5).

@@ -15,6 +15,8 @@ constexpr Tuning kTuning = {
     // A chain of 60 cycles: four side by side fill the scheduler. Attention of 512 tokens 111 -> 130 GFLOP/s
     // (22 November).
     .exp_vectors = 4,
+    // 12 of 32 registers are sums and changes. 1, 2 and 4: 89, 67 and 50 us a token of 32 heads (26 November).
+    .delta_vectors = 4,
     // Instead of 96: a part of 110 -> 130 GFLOP/s; 192: 1.01 times 128 (22 November).
     .attention_rows = 128,
     // Two tiles of keys. Instead of 64: attention of 4,096 keys 1.035 times as fast with heads of 64, 1.01 with 80, the

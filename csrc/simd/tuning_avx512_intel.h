@@ -12,6 +12,8 @@ constexpr Tuning kTuning = {
     .direct_rows = 8,
     .direct_vectors = 2,
     .exp_vectors = 4,
+    // As for avx512; not measured apart.
+    .delta_vectors = 4,
     .attention_rows = 128,
     .unpacked_keys = 128,
     .near_bytes = 16384,

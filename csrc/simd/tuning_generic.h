@@ -9,6 +9,8 @@ constexpr Tuning kTuning = {
     .direct_rows = 1,
     .direct_vectors = 1,
     .exp_vectors = 2,
+    // Never measured.
+    .delta_vectors = 1,
     .attention_rows = 128,
     .unpacked_keys = 64,
     .near_bytes = 16384,

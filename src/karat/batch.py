@@ -49,6 +49,8 @@ class ForwardBatch:
     query_starts  [seqs + 1]
     context_lens  [seqs]         keys visible to the last token of the sequence, this step's included
     logit_rows    [rows]         rows of the step whose logits are wanted, ascending; may be empty
+    state_reads   [seqs]         slot of the state (karat.kv.states) that the sequence reads; -1: it has no token yet
+    state_writes  [seqs]         slot of the state that it writes. A model without states has -1 in both
     slots         [tokens]             of a cache group: the slot of the token, block * block_size + offset
     block_tables  [seqs, max_blocks]   of a cache group: block of each block_size positions; unused entries are -1
 
@@ -78,6 +80,8 @@ class ForwardBatch:
     query_starts = Column("bounds")
     context_lens = Column("seqs")
     logit_rows = Column("rows")
+    state_reads = Column("seqs")
+    state_writes = Column("seqs")
     slots = GroupColumn("tokens")
     block_tables = GroupColumn("table")
 
@@ -95,8 +99,10 @@ class ForwardBatch:
     def of(cls, block_size: int, **columns: Any) -> "ForwardBatch":
         """The batch of all these columns, which are sequences of integers; those of groups are sequences by group.
 
-        AssertionError for columns whose lengths do not fit together.
+        Those of states may be left out: -1. AssertionError for columns whose lengths do not fit together.
         """
+        for name in ("state_reads", "state_writes"):
+            columns.setdefault(name, [-1] * len(columns["context_lens"]))
         assert columns.keys() == _NUMBERS.keys(), f"columns of a batch: {', '.join(sorted(_NUMBERS.keys() ^ columns))}"
         counts = [len(columns[name]) for name in ("token_ids", "context_lens", "logit_rows")]
         tables = columns["block_tables"]
@@ -116,19 +122,24 @@ class ForwardBatch:
         return slice(self.bounds[number], self.bounds[number + 1])
 
     def validate(
-        self, *, cached_lens: Sequence[int], caches: Sequence[tuple[int, int | None]], vocab_size: int
+        self,
+        *,
+        cached_lens: Sequence[int],
+        caches: Sequence[tuple[int, int | None]],
+        vocab_size: int,
+        num_states: int = 0,
     ) -> None:
         """Raise AssertionError unless the batch continues sequences that hold `cached_lens` [seqs] tokens already.
 
         The cache's bookkeeping gives `cached_lens`, not the code that builds the batch: each step checks one against
-        the other. `caches` are slots and window of each cache group.
+        the other. `caches` are slots and window of each cache group, `num_states` the slots of states.
         """
         num_tokens, num_seqs, size = self.num_tokens, self.num_seqs, self.block_size
         assert num_tokens > 0 and num_seqs > 0, "an empty batch"
         # Lists are cheaper than a dozen NumPy calls in a small step, and a large step takes far longer than both.
         numbers: list[int] = self.flat.tolist()
         columns = [numbers[start:stop] for start, stop in pairwise(self.bounds)]
-        token_ids, positions, starts, contexts, rows, *_ = columns[: len(COLUMNS)]
+        token_ids, positions, starts, contexts, rows, reads, writes = columns[: len(COLUMNS)]
         assert starts[0] == 0 and starts[-1] == num_tokens and all(a < b for a, b in pairwise(starts)), (
             "query_starts do not cut the tokens into sequences"
         )
@@ -136,6 +147,7 @@ class ForwardBatch:
         for (start, stop), cached, context in zip(pairwise(starts), cached_lens, contexts, strict=True):
             assert cached + stop - start == context, "context_lens ≠ cache length + new tokens"
             assert positions[start:stop] == list(range(cached, context)), "positions do not continue the cache"
+        _check_states(reads, writes, cached_lens, num_states)
         assert len(caches) == self.num_groups, "a batch for other cache groups"
         for group, cache in enumerate(caches):
             slots, tables = columns[len(COLUMNS) + group * len(GROUP_COLUMNS) :][: len(GROUP_COLUMNS)]
@@ -184,6 +196,17 @@ def _misfit(values: Sequence[Sequence[int]], lengths: Sequence[int]) -> str:
     columns = chain(COLUMNS, cycle(GROUP_COLUMNS))
     found = next(each for each in zip(columns, values, lengths, strict=False) if len(each[1]) != each[2])
     return f"{found[0].name}: {len(found[1])} numbers for {found[2]} ({found[0].length})"
+
+
+def _check_states(reads: list[int], writes: list[int], cached_lens: Sequence[int], num_states: int) -> None:
+    """Raise AssertionError unless each sequence that holds tokens reads a state, and writes one that nobody reads."""
+    if not num_states:
+        assert max(reads) == max(writes) == -1, "a state of a model without states"
+        return
+    assert [read >= 0 for read in reads] == [cached > 0 for cached in cached_lens], "state_reads ≠ cache length"
+    assert min(writes) >= 0 and max(*reads, *writes) < num_states, "a state outside the slots"
+    assert len(set(writes)) == len(writes), "two sequences write one state"
+    assert not set(writes) & set(reads), "a state is read and written"
 
 
 def _check_group(

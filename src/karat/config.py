@@ -54,6 +54,7 @@ class LayerShape:
     """The sizes of one layer, for all ranks together.
 
     A token sees `window` keys, itself included; None means all. `rope` turns q and k by position; None turns nothing.
+    It turns the first `rotary_dim` numbers of a head; None means all.
     """
 
     num_heads: int
@@ -62,6 +63,7 @@ class LayerShape:
     inner_size: int
     window: int | None
     rope: RopeConfig | None
+    rotary_dim: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -69,9 +71,12 @@ class LayerShape:
                 f"num_attention_heads={self.num_heads} is no multiple of num_key_value_heads={self.num_kv_heads}: "
                 "query heads are shared out evenly over KV heads; check config.json"
             )
-        if self.head_dim % 2:
-            raise ConfigError(f"head_dim={self.head_dim}: rotary embedding turns pairs, so an even number is needed")
-        rope, num_pairs = self.rope, self.head_dim // 2
+        dim = self.head_dim if self.rotary_dim is None else self.rotary_dim
+        if dim % 2:
+            raise ConfigError(f"head_dim={dim}: rotary embedding turns pairs, so an even number is needed")
+        if not 0 < dim <= self.head_dim:
+            raise ConfigError(f"{dim} numbers of a head are turned, of {self.head_dim}: expected 2 to all of them")
+        rope, num_pairs = self.rope, dim // 2
         if rope is not None and rope.rope_type == "factors" and len(rope.factors) != num_pairs:
             raise ConfigError(f"{len(rope.factors)} factors of RoPE; expected one for each of {num_pairs} pairs")
 

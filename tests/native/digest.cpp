@@ -183,7 +183,8 @@ void run_step(Plan& plan, std::size_t block_size, const Numbers& ids, const Numb
     Numbers batch;
     for (const std::size_t count : {ids.size(), seqs, wanted.size(), block_size, std::size_t{1}, max_blocks})
         batch.push_back(static_cast<std::int32_t>(count));
-    for (const Numbers* column : {&ids, &positions, &starts, &contexts, &wanted, &slots, &tables})
+    const Numbers none(seqs, -1);  // states
+    for (const Numbers* column : {&ids, &positions, &starts, &contexts, &wanted, &none, &none, &slots, &tables})
         batch.insert(batch.end(), column->begin(), column->end());
     plan.run(StepInput(batch.data(), batch.size()));
 }
@@ -291,22 +292,22 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
         const VectorRef q_bias = vector(kHeads * kDim, ++seed), q_norm = vector(kDim, ++seed);
         const VectorRef before = vector(kHidden, ++seed), between = vector(kHidden, ++seed);
 
-        const auto qkv = record::linear(plan, record::rms_norm(plan, x, before, 1e-6), projections,
+        const auto qkv = record::linear(plan, record::rms_norm(plan, x, before, 1e-6, false), projections,
                                         {q_bias, nullptr, nullptr}, one_leaf);
-        const Register q = record::rope(plan, record::rms_norm(plan, qkv[0], q_norm, 1e-6), table);
+        const Register q = record::rope(plan, record::rms_norm(plan, qkv[0], q_norm, 1e-6, false), table, kDim);
         const auto cache = std::make_shared<const LayerCache>(LayerCache{owner, layer, 0, layer});
-        record::kv_write(plan, record::rope(plan, qkv[1], table), qkv[2], cache);
+        record::kv_write(plan, record::rope(plan, qkv[1], table, kDim), qkv[2], cache);
         const Register attended =
             record::attention(plan, q, cache, 0.2f, window, kHeads / kKvHeads, 0, window ? vector(kHeads, 9) : nullptr);
         x = record::add(plan, x, record::linear(plan, attended, {o}, {nullptr}, leaves(kHeads * kDim, 4, kDim))[0]);
-        const auto both =
-            record::linear(plan, record::rms_norm(plan, x, between, 1e-6), gate_up, {nullptr, nullptr}, one_leaf);
+        const auto both = record::linear(plan, record::rms_norm(plan, x, between, 1e-6, false), gate_up,
+                                         {nullptr, nullptr}, one_leaf);
         x = record::add(
             plan, x,
             record::linear(plan, record::silu_mul(plan, both[0], both[1]), {down}, {nullptr}, leaves(160, 8, 1))[0]);
     }
     const Register wanted = record::select_rows(plan, x);
-    const Register last = record::rms_norm(plan, wanted, vector(kHidden, ++seed), 1e-6);
+    const Register last = record::rms_norm(plan, wanted, vector(kHidden, ++seed), 1e-6, false);
     const Register logits = record::linear(plan, last, {weight(Format::F32, kVocab, kHidden)}, {nullptr}, one_leaf)[0];
     plan.finish({330, 3, 3, 512}, {logits, x});
 

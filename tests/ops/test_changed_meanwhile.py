@@ -88,7 +88,7 @@ def test_a_step_reads_what_it_was_given() -> None:
         (x,) = plan.linear(x, [weight], [None], [WIDTH])
     x = plan.add(x, plan.embedding(matrix(TOKENS)))
     angles = rng.uniform(-3, 3, (BLOCK * BLOCKS, HEAD // 2))
-    x = plan.rope(x, native().rope_table(np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)))
+    x = plan.rope(x, native().rope_table(np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)), HEAD)
     (cache,) = native().cache("float32", [0], BLOCK * BLOCKS, WIDTH // HEAD, HEAD)
     plan.kv_write(x, x, cache)
     out = plan.select_rows(plan.attention(x, cache, HEAD**-0.5, 0, 1, 0, None))

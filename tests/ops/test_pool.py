@@ -88,7 +88,7 @@ def test_a_plan_is_not_run_by_two_threads_at_once() -> None:
     """Its registers would mix; the second is told, before anything is touched."""
     plan = native().Plan("generic", 1)
     x = plan.input(8192)
-    out = plan.rms_norm(x, native().vector(np.ones(8192, np.float32)), 1e-6)
+    out = plan.rms_norm(x, native().vector(np.ones(8192, np.float32)), 1e-6, False)
     plan.finish(2048, 0, 1, 1, [x, out])
     step = plain_batch(range(2048)).flat
     start = threading.Barrier(2)

@@ -22,6 +22,26 @@ void SiluMulOp::compute(const Kernels& kernels, const float* gate, const float* 
 
 namespace {
 
+struct MulOp final : PairOp {
+    const char* name() const override { return "mul"; }
+    void compute(const Kernels& kernels, const float* x, const float* y, float* out, std::size_t n) const override {
+        kernels.mul(x, y, out, n);
+    }
+};
+
+struct SigmoidOp final : RowOp {
+    Register x, out;
+
+    const char* name() const override { return "sigmoid"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
+    void run(StepContext& s, int thread) override {
+        const auto range = s.share(s.rows(x), thread);
+        const std::size_t width = s.width(x), first = range.first * width;
+        s.kernels.sigmoid(s.data(x) + first, s.data(out) + first, range.size() * width);
+    }
+};
+
 // y is the gate.
 struct SigmoidMulOp final : PairOp {
     std::size_t columns;  // of x, for each number of the gate
@@ -45,6 +65,19 @@ Register append(Plan& plan, std::unique_ptr<PairOp> op, Register x, Register y) 
 Register record::add(Plan& plan, Register x, Register y) {
     require(plan.info(y).is_like(plan.info(x)), "a sum of different shapes");
     return append(plan, std::make_unique<AddOp>(), x, y);
+}
+
+Register record::mul(Plan& plan, Register x, Register y) {
+    require(plan.info(y).is_like(plan.info(x)), "a product of different shapes");
+    return append(plan, std::make_unique<MulOp>(), x, y);
+}
+
+Register record::sigmoid(Plan& plan, Register x) {
+    const RegisterInfo info = plan.info(x);
+    auto op = std::make_unique<SigmoidOp>();
+    op->x = x;
+    op->out = plan.new_register({.width = info.width, .rows = info.rows});
+    return plan.append(std::move(op)).out;
 }
 
 Register record::silu_mul(Plan& plan, Register gate, Register up) {

@@ -19,8 +19,10 @@ Register embedding(Plan& plan, TableRef table);
 // The same for a vocabulary cut over ranks. `table` has this rank's rows; rank r has the rows before ends[r]. Each rank
 // looks up the rows it owns, and the others copy them. Nothing is added.
 Register embedding_over(Plan& plan, TransportRef group, TableRef table, std::vector<std::uint32_t> ends);
-// One norm for each weight.size() columns of a row.
-Register rms_norm(Plan& plan, Register x, VectorRef weight, double eps);
+// One norm for each weight.size() columns of a row. With `plus_one` it multiplies by 1 + weight.
+Register rms_norm(Plan& plan, Register x, VectorRef weight, double eps, bool plus_one);
+// One norm for each `size` columns of a row.
+Register l2_norm(Plan& plan, Register x, std::size_t size, double eps, double factor);
 // One register for each matrix. leaf_ends: see LinearArgs.
 Registers linear(Plan& plan, Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
                  std::vector<std::uint32_t> leaf_ends);
@@ -35,8 +37,11 @@ Register silu_mul(Plan& plan, Register gate, Register up);
 // Each number of a row of `gate` is for as many adjoining columns of x.
 Register sigmoid_mul(Plan& plan, Register x, Register gate);
 Register add(Plan& plan, Register x, Register y);
+Register mul(Plan& plan, Register x, Register y);
+Register sigmoid(Plan& plan, Register x);
 Register scale(Plan& plan, Register x, double factor);
-Register rope(Plan& plan, Register x, RopeRef table);
+// Of each head_dim columns of a row the first table->head_dim are turned.
+Register rope(Plan& plan, Register x, RopeRef table, std::size_t head_dim);
 void kv_write(Plan& plan, Register k, Register v, CacheRef cache);
 // Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read. `sinks` may
 // be null.
@@ -57,6 +62,14 @@ struct Clamp { float limit, alpha; };  // of the activation (kernels.h, clamped_
 Register experts(Plan& plan, TransportRef group, Register x, Register ids, Register weights, ExpertMatrices matrices,
                  ExpertBiases biases, std::optional<Clamp> clamp, std::vector<std::uint32_t> leaf_ends,
                  std::size_t first);
+// Parts of each row. A row is `groups` equal pieces, each of which has a share of every part, in order.
+Registers split(Plan& plan, Register x, const std::vector<std::size_t>& widths, std::size_t groups);
+// weight [channels, taps]; `bias` may be null. The state's first array is [taps - 1, channels].
+Register causal_conv(Plan& plan, Register x, VectorRef weight, StateRef state, VectorRef bias, bool silu);
+Register decay(Plan& plan, Register a, VectorRef bias, VectorRef rate, bool of_log);
+// Value head h reads key head key_heads[h]. The state's second array is [value heads, k_dim, v_dim].
+Register delta_rule(Plan& plan, Register q, Register k, Register v, Register decay, Register beta, StateRef state,
+                    std::vector<std::size_t> key_heads);
 // The wanted rows of x, which has the step's tokens.
 Register select_rows(Plan& plan, Register x);
 
@@ -65,13 +78,16 @@ Register select_rows(Plan& plan, Register x);
 template <class Bind>
 void each_named(Bind bind) {
     bind("embedding", embedding, "table");
-    bind("rms_norm", rms_norm, "x", "weight", "eps");
+    bind("rms_norm", rms_norm, "x", "weight", "eps", "plus_one");
     bind("silu_mul", silu_mul, "gate", "up");
     bind("sigmoid_mul", sigmoid_mul, "x", "gate");
     bind("add", add, "x", "y");
+    bind("mul", mul, "x", "y");
+    bind("sigmoid", sigmoid, "x");
     bind("scale", scale, "x", "factor");
-    bind("rope", rope, "x", "table");
+    bind("rope", rope, "x", "table", "head_dim");
     bind("kv_write", kv_write, "k", "v", "cache");
+    bind("decay", decay, "a", "bias", "rate", "of_log");
     bind("select_rows", select_rows, "x");
 }
 

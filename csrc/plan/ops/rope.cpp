@@ -1,4 +1,4 @@
-// Rotary embedding of the heads of each row.
+// Rotary embedding of the heads of each row, or of their first elements.
 #include "plan/ops/check.h"
 #include "plan/ops/ops.h"
 #include "plan/step.h"
@@ -9,6 +9,7 @@ namespace {
 struct RopeOp final : RowOp {
     Register x, out;
     RopeRef table;
+    std::size_t head_dim;
 
     const char* name() const override { return "rope"; }
     Registers reads() const override { return {x}; }
@@ -20,20 +21,22 @@ struct RopeOp final : RowOp {
         const auto range = s.share(s.rows(x), thread);
         const std::size_t width = s.width(x), first = range.first * width;
         s.kernels.rope(s.data(x) + first, s.input.positions + range.first, table->cos.data(), table->sin.data(),
-                       s.data(out) + first, range.size(), width / table->head_dim, table->head_dim);
+                       s.data(out) + first, range.size(), width / head_dim, head_dim, table->head_dim / 2);
     }
 };
 
 }  // namespace
 
-Register record::rope(Plan& plan, Register x, RopeRef table) {
+Register record::rope(Plan& plan, Register x, RopeRef table, std::size_t head_dim) {
     const RegisterInfo info = plan.info(x);
-    require(info.rows == Rows::tokens && table->head_dim > 0 && info.width % table->head_dim == 0,
-            "a rotary table that does not fit");
+    require(
+        info.rows == Rows::tokens && table->head_dim > 0 && table->head_dim <= head_dim && info.width % head_dim == 0,
+        "a rotary table that does not fit");
     auto op = std::make_unique<RopeOp>();
     op->x = x;
     op->out = plan.new_register({.width = info.width, .rows = info.rows});
     op->table = std::move(table);
+    op->head_dim = head_dim;
     return plan.append(std::move(op)).out;
 }
 

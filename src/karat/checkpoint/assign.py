@@ -1,6 +1,7 @@
 """assign: gives every layer its weight, or raises one error that lists every mismatch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -48,12 +49,11 @@ def assign(
         if weight is None:
             if spec.source not in tied:
                 missing.append(spec)
-        elif weight.shape != spec.shape:
-            misshapen.append(
-                f"{spec.source} is {list(weight.shape)} in {weight.file.name}, expected {list(spec.shape)}"
-            )
+        elif weight.shape not in (spec.stored or (spec.shape,)):
+            wanted_shapes = " or ".join(str(list(shape)) for shape in spec.stored or (spec.shape,))
+            misshapen.append(f"{spec.source} is {list(weight.shape)} in {weight.file.name}, expected {wanted_shapes}")
         else:
-            assigned[spec.source] = weight
+            assigned[spec.source] = replace(weight, shape=spec.shape) if spec.stored else weight
     expected = {*(spec.source for spec in wanted), *tied}
     unexpected = [name for name in stored if name not in expected and not ignorable(name)]
     if missing or unexpected or misshapen:

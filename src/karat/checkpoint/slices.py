@@ -64,22 +64,24 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
             f"{weight.file}: columns {piece[0]} to {piece[1]} of {weight.name} would cut blocks of {size} of "
             f"{weight.dtype}; run it with fewer ranks, or convert it to a type with smaller blocks"
         )
-    assert len(spec.pieces) == 1, f"{spec.source}: a rank holds one piece of a tensor, not {spec.pieces}"
     part = replace(weight, shape=part_shape(weight, spec), whole_shape=weight.shape)
     if len(weight.shape) == 1 or spec.shard_axis == 0:
-        return _rows(weight, part, spec.pieces[0], announced=not spec.gathered)
+        return _rows(weight, part, spec.pieces, announced=not spec.gathered)
+    assert len(spec.pieces) == 1, f"{spec.source}: a rank holds one piece of the columns, not {spec.pieces}"
     return _columns(weight, part, spec.pieces[0])
 
 
-def _rows(weight: Weight, part: Weight, piece: Piece, *, announced: bool) -> Weight:
+def _rows(weight: Weight, part: Weight, pieces: tuple[Piece, ...], *, announced: bool) -> Weight:
     """`part` as whole rows of the tensor (of a vector: values)."""
     rows = weight.stored.reshape(weight.shape[0], -1)
-    if weight.row_order is None:
+    if weight.row_order is None and len(pieces) == 1:
         if announced:
-            _announce([rows[slice(*piece)]])
-        return replace(part, stored=rows[slice(*piece)].reshape(-1))
-    order = weight.row_order()[slice(*piece)]
-    _announce([rows[order.min() : order.max() + 1]])  # rows change places within a head
+            _announce([rows[slice(*pieces[0])]])
+        return replace(part, stored=rows[slice(*pieces[0])].reshape(-1))
+    every = np.arange(weight.shape[0], dtype=np.intp) if weight.row_order is None else weight.row_order()
+    orders = [every[slice(*piece)] for piece in pieces]
+    _announce([rows[order.min() : order.max() + 1] for order in orders if len(order)])  # they change places in a head
+    order = np.concatenate(orders)
     return replace(part, row_order=lambda: order)
 
 

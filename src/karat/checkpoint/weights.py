@@ -164,7 +164,8 @@ class WeightSpec:
 
     `shard_axis` is the axis that tensor parallelism cuts: 0 column-parallel, 1 row-parallel, None replicated. `pieces`
     are the parts [start, stop) of that axis that this rank holds, one after the other; None means all of it. Of a
-    table that is `gathered`, rows are read by token id and nothing else.
+    table that is `gathered`, rows are read by token id and nothing else. `stored` are the shapes that files have it in,
+    where those are others.
     """
 
     source: str
@@ -172,6 +173,7 @@ class WeightSpec:
     shard_axis: int | None = None
     pieces: tuple[tuple[int, int], ...] | None = None
     gathered: bool = False
+    stored: tuple[tuple[int, ...], ...] = ()
 
 
 class Checkpoint(Protocol):

@@ -1,4 +1,4 @@
-"""The memory of the KV cache.
+"""The memory of the KV cache, and of states.
 
 A cache group has num_blocks * block_size slots in each of its layers. A slot holds K and V [kv_heads, head_dim] of one
 token (k_dim and v_dim are head_dim here):
@@ -19,16 +19,19 @@ regions. D is head_dim rounded up to 16, e the bytes of a number:
 
 One KV head's part of a region is one run of bytes, which attention reads as a stream. The reference executor has one
 array [slots, kv_heads, k_dim] for K of each layer and one [slots, kv_heads, v_dim] for V.
+
+A state (karat.kv.states) has slots of its own: one holds a layer's arrays of one sequence, whatever its length.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from karat.config import FloatName
+from karat.kv import groups
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.groups import Keep, SharedKeys, groups_of
-from karat.ops.api import Cache
-from karat.ops.executor import CacheSpec, Executor
+from karat.ops.api import Cache, State
+from karat.ops.executor import CacheSpec, Executor, StateSpec
 
 T = TypeVar("T")
 
@@ -40,12 +43,18 @@ def new_caches(
     num_blocks: int | Sequence[int],
     *,
     block_size: int = BLOCK_SIZE,
-) -> tuple[Cache, ...]:
-    """The cache of each layer, empty, of the sizes of `cache_specs`; None for a layer that reads no keys."""
+    num_states: int = 0,
+) -> tuple[Cache | State, ...]:
+    """What each layer keeps, empty: a cache of the sizes of `cache_specs`, or a state with `num_states` slots.
+
+    None for a layer that keeps nothing.
+    """
     specs = cache_specs(keeps, dtype, num_blocks, block_size=block_size)
-    held: dict[int, Cache] = {}
+    held: dict[int, Cache | State] = {}
     for spec, handles in zip(specs, ops.new_cache(specs), strict=True):
         held.update(zip(spec.layers, handles, strict=True))
+    for state in state_specs(keeps, num_states):
+        held.update(zip(state.layers, ops.new_states(state), strict=True))
     return by_layer(keeps, held)
 
 
@@ -54,12 +63,23 @@ def by_layer(keeps: Sequence[Keep], held: Mapping[int, T]) -> tuple[T | None, ..
     return tuple(held.get(keep.layer if isinstance(keep, SharedKeys) else layer) for layer, keep in enumerate(keeps))
 
 
+def state_specs(keeps: Sequence[Keep], num_slots: int) -> tuple[StateSpec, ...]:
+    """The states of layers that keep some, with so many slots: one spec for all that keep arrays of the same shapes."""
+    layers: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for layer, keep in enumerate(keeps):
+        if isinstance(keep, groups.State):
+            layers.setdefault(keep.shapes, []).append(layer)
+    return tuple(
+        StateSpec(layers=tuple(members), num_slots=num_slots, shapes=shapes) for shapes, members in layers.items()
+    )
+
+
 def cache_specs(
     keeps: Sequence[Keep], dtype: FloatName, num_blocks: int | Sequence[int], *, block_size: int = BLOCK_SIZE
 ) -> tuple[CacheSpec, ...]:
     """Caches of `block_size` tokens a block for layers that keep `keeps`: num_blocks blocks for each cache group."""
-    groups = groups_of(keeps)
-    counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
+    found = groups_of(keeps)
+    counts = [num_blocks] * len(found) if isinstance(num_blocks, int) else num_blocks
     return tuple(
         CacheSpec(
             layers=group.layers,
@@ -70,5 +90,5 @@ def cache_specs(
             v_dim=group.keys.v_dim,
             dtype=dtype,
         )
-        for group, number in zip(groups, counts, strict=True)
+        for group, number in zip(found, counts, strict=True)
     )

@@ -19,7 +19,9 @@ class Attention(Mixer):
 
     With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation, or all of them together
     (`norms_all_heads`; every rank then computes the whole attention). Scores are multiplied by `scale`, or else by
-    head_dim^-½. With `has_sinks` each head has a sink (`PagedAttention`). `heads` and `kv_heads` are this rank's.
+    head_dim^-½. With `has_sinks` each head has a sink (`PagedAttention`). With `gated` q_proj has for each head rows of
+    q and then those of a gate, whose sigmoid multiplies what o_proj reads. `plus_one` is of the norms of q and k.
+    `heads` and `kv_heads` are this rank's.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class Attention(Mixer):
         norms_all_heads: bool = False,
         scale: float | None = None,
         has_sinks: bool = False,
+        gated: bool = False,
+        plus_one: bool = False,
     ) -> None:
         self.name = place.name
         if norms_all_heads:
@@ -41,8 +45,15 @@ class Attention(Mixer):
         num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self._scale = head_dim**-0.5 if scale is None else scale
         self.qkv = QKVParallelLinear(
-            place, hidden_size, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=qkv_bias
+            place,
+            hidden_size,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            bias=qkv_bias,
+            rows_per_head=2 * head_dim if gated else head_dim,
         )
+        self._gated, self._head_dim = gated, head_dim
         unit, group = place.units[Cut(num_heads * head_dim, head_dim)] // head_dim, place.group
         self.heads = own_heads(num_heads, unit, group)
         self.kv_heads = start, stop = own_kv_heads(num_heads, num_kv_heads, unit, group)
@@ -50,11 +61,12 @@ class Attention(Mixer):
         self.sinks = (place / "sinks").values(num_heads, own) if has_sinks else None
         self._window = shape.window
         self.keeps = Keys(stop - start, head_dim, head_dim, shape.window)
-        self.rotations = () if shape.rope is None else (Rotation(shape.rope, head_dim),)
+        rotary_dim = head_dim if shape.rotary_dim is None else shape.rotary_dim
+        self.rotations = () if shape.rope is None else (Rotation(shape.rope, rotary_dim),)
         self._groups = own_groups(num_heads, num_kv_heads, unit, group)
         normed = (num_heads * head_dim, num_kv_heads * head_dim) if norms_all_heads else (head_dim, head_dim)
         self.q_norm, self.k_norm = (
-            None if qk_norm_eps is None else RMSNorm(place / f"{part}_norm", size, qk_norm_eps)
+            None if qk_norm_eps is None else RMSNorm(place / f"{part}_norm", size, qk_norm_eps, plus_one=plus_one)
             for part, size in zip(("q", "k"), normed, strict=True)
         )
         self.o_proj = RowParallelLinear(
@@ -64,6 +76,11 @@ class Attention(Mixer):
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         q, k, v = self.qkv(ops, x)
+        gate = None
+        if self._gated:
+            num_heads = self.heads[1] - self.heads[0]
+            shapes = ((num_heads, self._head_dim), (num_heads * self._head_dim,))
+            q, gate = ops.split(q, shapes, num_heads, names=(f"{self.name}.q", f"{self.name}.gate"))
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(ops, q), self.k_norm(ops, k)
         for rotation in self.rotations:
@@ -80,4 +97,5 @@ class Attention(Mixer):
             groups=self._groups,
             sinks=self.sinks,
         )
+        out = out if gate is None else ops.sigmoid_mul(out, gate, name=f"{self.name}.gated")
         return self.o_proj(ops, out)

@@ -7,18 +7,30 @@ from karat.ops.api import Ops, Tensor
 
 
 class QKVParallelLinear:
-    """q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] of a rank; `place` is the attention's."""
+    """q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] of a rank; `place` is the attention's.
+
+    q_proj has `rows_per_head` rows for each head (None: head_dim): q has as many numbers, in pieces of head_dim.
+    """
 
     def __init__(
-        self, place: Place, hidden_size: int, *, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool
+        self,
+        place: Place,
+        hidden_size: int,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        bias: bool,
+        rows_per_head: int | None = None,
     ) -> None:
         self._head_dim = head_dim
+        rows_per_head = head_dim if rows_per_head is None else rows_per_head
         q_pieces = kv_pieces = None
         unit, group = place.units[Cut(num_heads * head_dim, head_dim)] // head_dim, place.group
         if group.size > 1:
-            q_pieces = (rows_of(own_heads(num_heads, unit, group), head_dim),)
+            q_pieces = (rows_of(own_heads(num_heads, unit, group), rows_per_head),)
             kv_pieces = (rows_of(own_kv_heads(num_heads, num_kv_heads, unit, group), head_dim),)
-        q_size, kv_size = num_heads * head_dim, num_kv_heads * head_dim
+        q_size, kv_size = num_heads * rows_per_head, num_kv_heads * head_dim
         self.q_proj, self.k_proj, self.v_proj = (
             ColumnParallelLinear(place / f"{part}_proj", size, hidden_size, bias=bias, pieces=pieces)
             for part, size, pieces in (("q", q_size, q_pieces), ("k", kv_size, kv_pieces), ("v", kv_size, kv_pieces))

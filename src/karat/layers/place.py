@@ -39,6 +39,16 @@ class Place:
         """The tensor `name` [size], which has no suffix; a rank gets `pieces` of it, or all of it without pieces."""
         return self.take(WeightSpec(self.name, (size,), None if pieces is None else 0, pieces))
 
+    def filters(self, channels: int, taps: int, pieces: tuple[Piece, ...] | None = None) -> Loaded:
+        """The tensor `name.weight` of a convolution, a filter for each channel, as one vector [channels * taps].
+
+        Folders have it as [channels, 1, taps], GGUF as [channels, taps]. A rank gets the channels in `pieces`.
+        """
+        own = None if pieces is None else tuple((start * taps, stop * taps) for start, stop in pieces)
+        stored = ((channels, 1, taps), (channels, taps))
+        axis = None if pieces is None else 0
+        return self.take(WeightSpec(f"{self.name}.weight", (channels * taps,), axis, own, stored=stored))
+
     def bias(self, size: int, pieces: tuple[Piece, ...] | None = None) -> Loaded:
         """The tensor `name.bias` [size]; a rank gets `pieces` of it, or all of it without pieces."""
         return self.take(WeightSpec(f"{self.name}.bias", (size,), None if pieces is None else 0, pieces))

@@ -82,22 +82,24 @@ def layer(root: Place, config: ModelConfig, index: int) -> Block:
 
 def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) -> tuple[RMSNorm, ParallelLMHead]:
     """The final norm and the head. A tied head uses the embedding's weight."""
+    ends = _ends(config)
     return (
-        RMSNorm(root / "model.norm", config.hidden_size, config.rms_norm_eps),
+        RMSNorm(root / ends.norm, config.hidden_size, config.rms_norm_eps, plus_one=ends.norm_plus_one),
         ParallelLMHead(
             root / "lm_head",
             config.vocab_size,
             config.hidden_size,
             tied_to=embed_tokens if config.tie_word_embeddings else None,
-            scale=_ends(config).head_scale,
+            scale=ends.head_scale,
         ),
     )
 
 
 def end_names(config: ModelConfig) -> tuple[str, ...]:
     """The results that have rows of the wanted tokens alone, in order."""
-    scaled = () if _ends(config).head_scale is None else ("lm_head_input",)
-    return ("model.selected", "model.norm", *scaled, "lm_head")
+    ends = _ends(config)
+    scaled = () if ends.head_scale is None else ("lm_head_input",)
+    return ("model.selected", ends.norm, *scaled, "lm_head")
 
 
 def _ends(config: ModelConfig) -> Ends:

@@ -19,10 +19,15 @@ C = TypeVar("C", bound=ModelConfig)
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The numbers by which the embedding's rows, and what the head reads, are multiplied. None is no multiplication."""
+    """The numbers by which the embedding's rows, and what the head reads, are multiplied. None is no multiplication.
+
+    The last norm is called `norm`; with `norm_plus_one` it multiplies by 1 + weight.
+    """
 
     embedding_scale: float | None = None
     head_scale: float | None = None
+    norm: str = "model.norm"
+    norm_plus_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)

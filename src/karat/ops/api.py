@@ -32,6 +32,7 @@ Tensor = Annotated[Any, "a result, opaque to models: an array, or a register of 
 Loaded = Annotated[Any, "a weight in the executor's own layout"]
 Step = Annotated[Any, "the batch of one forward pass, as the executor holds it"]
 Cache = Annotated[Any, "K and V of one layer"]
+State = Annotated[Any, "what one layer keeps of each sequence: arrays by slot"]
 RopeTable = Annotated[Any, "cosines and sines by position"]
 
 Observer = Callable[[str, NDArray[np.floating]], None]
@@ -143,18 +144,33 @@ class Embedding(Single):
 class RmsNorm(Single):
     """x * (1 / sqrt(mean(x²) + eps)) * weight; shape of x.
 
-    The mean is over the last axis, or over the whole row if `weight` has as many elements.
+    The mean is over the last axis, or over the whole row if `weight` has as many elements. Of a row in one piece it is
+    over each len(weight) of its elements. With `plus_one` 1 + weight takes the place of weight.
     """
 
     x: Tensor
     weight: Loaded
     eps: float
+    plus_one: bool = False
 
     def fault(self, row: Row) -> str | None:
         shape, size = row(self.x), len(self.weight)
-        if size not in (shape[-1], prod(shape)):
+        if size not in (shape[-1], prod(shape)) and (len(shape) > 1 or not size or shape[0] % size):
             return f"a weight of {size} for rows of {shape[-1]}"
         return None if 0 <= self.eps < np.inf else f"eps={self.eps}; expected a finite number of at least 0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class L2Norm(Single):
+    """x * (1 / sqrt(sum(x²) + eps)) * factor, the sum over the last axis; shape of x."""
+
+    x: Tensor
+    eps: float
+    factor: float = 1.0
+
+    def fault(self, row: Row) -> str | None:
+        fits = 0 <= self.eps < inf and isfinite(self.factor)
+        return None if fits else f"eps={self.eps}, factor={self.factor}; expected finite numbers, and eps at least 0"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,6 +273,46 @@ class Add(Single):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mul(Single):
+    """x * y; both have the same shape."""
+
+    x: Tensor
+    y: Tensor
+
+    def fault(self, row: Row) -> str | None:
+        x, y = row(self.x), row(self.y)
+        return None if x == y else f"rows of {x} * rows of {y}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sigmoid(Single):
+    """1 / (1 + exp(-x)); shape of x."""
+
+    x: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split(Several):
+    """Parts of each row of x, whose rows have these `shapes`.
+
+    A row of x is `groups` equal pieces. A piece has its share of the first part, then its share of the second, …:
+
+        1 group       | q | k | v |
+        2 groups      | half of q | half of gate | half of q | half of gate |
+    """
+
+    x: Tensor
+    shapes: tuple[tuple[int, ...], ...]
+    groups: int = 1
+
+    def fault(self, row: Row) -> str | None:
+        sizes = [prod(shape) for shape in self.shapes]
+        if sum(sizes) != prod(row(self.x)) or self.groups < 1 or any(size < 1 or size % self.groups for size in sizes):
+            return f"parts of {self.shapes} in {self.groups} groups for rows of {row(self.x)}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scale(Single):
     """x * factor, a finite number that is rounded to dtype first; shape of x."""
 
@@ -269,7 +325,10 @@ class Scale(Single):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope(Single):
-    """x [tokens, heads, head_dim], each pair (i, i + head_dim/2) turned by the angle of its token's position."""
+    """x [tokens, heads, head_dim], each pair (i, i + dim/2) turned by the angle of its token's position.
+
+    `dim` is the table's: at most head_dim. What stands behind the first `dim` numbers of a head stays as it is.
+    """
 
     x: Tensor
     table: RopeTable
@@ -425,6 +484,78 @@ class Experts(Single):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CausalConv(Single):
+    """A convolution over the last tokens of each sequence, a channel by itself; x and it are [tokens, channels].
+
+    result[t] = f(sum over j of weight[:, j] * x[t - taps + 1 + j] + bias), where weight is [channels, taps] as one
+    vector: the last tap is the token's own. f(y) = y, or y * sigmoid(y) with `silu`. Before a text x is 0.
+
+    The layer keeps the last taps - 1 rows of x: they are array 0 of `state` [taps - 1, channels], the oldest first.
+    A sequence reads slot step.state_reads (-1: zeros), and writes slot step.state_writes, which is another one.
+    """
+
+    x: Tensor
+    weight: Loaded
+    state: State
+    step: Step
+    _: KW_ONLY
+    bias: Loaded | None = None
+    silu: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decay(Single):
+    """exp(rate * softplus(a + bias)), of a [tokens, heads]; bias and rate are [heads].
+
+    softplus(y) = log(1 + exp(y)), or y where y > 20. With `of_log`, -exp(rate) takes the place of rate.
+    """
+
+    a: Tensor
+    bias: Loaded
+    rate: Loaded
+    of_log: bool
+
+    def fault(self, row: Row) -> str | None:
+        heads, sizes = row(self.a), {len(self.bias), len(self.rate)}
+        return None if {prod(heads)} == sizes else f"biases and rates of {sizes} for rows of {heads}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRule(Single):
+    """The gated delta rule (arXiv 2412.06464), token by token: [tokens, heads * v_dim].
+
+    q and k are [tokens, key_heads, k_dim], v is [tokens, heads, v_dim], decay and beta are [tokens, heads]; value head
+    h reads key head key_heads[h]. Of a head with state S [k_dim, v_dim], which is zeros before a text, a token makes
+
+        S = S * decay
+        S = S + k (v - kᵀ S)ᵀ * beta
+        result = qᵀ S
+
+    S is array 1 of `state` [heads, k_dim, v_dim], in slots as for CausalConv. The native executor takes one pass over
+    S a token: csrc/contract/kernels.h states the order of every operation, which is the same however a text is cut.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor
+    state: State
+    step: Step
+    _: KW_ONLY
+    key_heads: tuple[int, ...]
+
+    def fault(self, row: Row) -> str | None:
+        q, k, v, heads = row(self.q), row(self.k), row(self.v), len(self.key_heads)
+        if q != k or len(k) != 2 or len(v) != 2 or v[0] != heads:
+            return f"q {q}, k {k} and v {v} for {heads} heads"
+        if (heads,) != row(self.decay) or (heads,) != row(self.beta):
+            return f"decay {row(self.decay)} and beta {row(self.beta)} for {heads} heads"
+        wrong = [each for each in self.key_heads if not 0 <= each < k[0]]
+        return f"key head {wrong[0]} of {k[0]}" if wrong else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SelectRows(Single):
     """The rows whose logits are wanted: [rows, hidden]."""
 
@@ -451,19 +582,27 @@ class Ops(ABC):
 
     embedding = Method(Embedding)
     rms_norm = Method(RmsNorm)
+    l2_norm = Method(L2Norm)
     linear = Method(Linear)
+    linears = Method(Linears)
     gather_columns = Method(GatherColumns)
     qkv = Method(Qkv)
     gate_up = Method(GateUp)
     silu_mul = Method(SiluMul)
     sigmoid_mul = Method(SigmoidMul)
     add = Method(Add)
+    mul = Method(Mul)
+    sigmoid = Method(Sigmoid)
+    split = Method(Split)
     scale = Method(Scale)
     rope = Method(Rope)
     kv_write = Method(KvWrite)
     paged_attention = Method(PagedAttention)
     route = Method(Route)
     experts = Method(Experts)
+    causal_conv = Method(CausalConv)
+    decay = Method(Decay)
+    delta_rule = Method(DeltaRule)
     select_rows = Method(SelectRows)
 
     @abstractmethod

@@ -24,7 +24,7 @@ from karat.machine.extension import native
 from karat.ops import api
 from karat.ops.api import Cache, Loaded, Op, Ops, Step, Tensor
 from karat.ops.device_ops import DeviceCache, DeviceKernels, DeviceTable
-from karat.ops.executor import CacheSpec, Executor, Held, Runner, StepLimits
+from karat.ops.executor import CacheSpec, Executor, Held, Runner, StateSpec, StepLimits
 from karat.ops.integers import WIDTHS
 from karat.ops.native import REGION_SLOTS, NativeOps
 from karat.ops.rope_table import cos_sin_table
@@ -195,6 +195,9 @@ class DeviceOps(NativeOps):
             )
             for place, layer in enumerate(spec.layers)
         )
+
+    def new_states(self, spec: StateSpec) -> tuple[Loaded, ...]:
+        raise ExecutorError("layers with a state: a GPU has no kernels for them yet; --device cpu runs this model")
 
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
         """`forward`, called for every step."""

@@ -13,7 +13,12 @@ from karat.ops import api
 from karat.ops.api import HeadGroups, Op
 from karat.ops.reference import require
 
-_WITHOUT_KERNELS = {api.PagedAttention: ("sinks",), api.Experts: ("biases", "clamp")}  # arguments of ops
+# Arguments of ops.
+_WITHOUT_KERNELS = {
+    api.PagedAttention: ("sinks",),
+    api.Experts: ("biases", "clamp"),
+    api.RmsNorm: ("plus_one",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class DeviceKernels:
         that the cache's dtype cannot hold.
         """
         for part in _WITHOUT_KERNELS.get(type(op), ()):
-            if getattr(op, part, None) is not None:
+            if getattr(op, part, None) not in (None, False):
                 raise ExecutorError(f"{op.label}: a GPU has no kernels for {part} yet")
         if isinstance(op, api.PagedAttention):
             return _paged_attention(self, op, scores, score_seq)
@@ -93,7 +98,7 @@ def _qkv(on: DeviceKernels, op: api.Qkv) -> tuple[Any, ...]:
     return tuple(part.reshape([part.shape[0], part.shape[1] // op.head_dim, op.head_dim]) for part in parts)
 
 
-def _gate_up(on: DeviceKernels, op: api.GateUp) -> tuple[Any, ...]:
+def _linears(on: DeviceKernels, op: api.Linears) -> tuple[Any, ...]:
     return tuple(_linear(on, linear) for linear in op.alone())
 
 
@@ -186,7 +191,8 @@ _FUNCTIONS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any], Any]] = {
     api.RmsNorm: _rms_norm,
     api.Linear: _linear,
     api.Qkv: _qkv,
-    api.GateUp: _gate_up,
+    api.GateUp: _linears,
+    api.Linears: _linears,
     api.SiluMul: _silu_mul,
     api.SigmoidMul: _sigmoid_mul,
     api.Add: _add,

@@ -14,7 +14,7 @@ from karat.checkpoint.weights import Weight
 from karat.config import Activations, FloatName, LayerShape, RopeConfig
 from karat.errors import ExecutorError
 from karat.machine.memory import available_bytes
-from karat.ops.api import Cache, Loaded, Ops, RopeTable, Step, Tensor
+from karat.ops.api import Cache, Loaded, Ops, RopeTable, State, Step, Tensor
 
 Rows = NDArray[np.floating]
 
@@ -81,6 +81,18 @@ class CacheSpec:
     k_dim: int
     v_dim: int
     dtype: FloatName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """Size of the states of layers that keep arrays of the same `shapes`: num_slots slots in each layer.
+
+    A slot has these arrays of one sequence, in the compute dtype. `layers` are numbers of layers in the model.
+    """
+
+    layers: tuple[int, ...]
+    num_slots: int
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +210,14 @@ class Executor(Ops):
 
         Unwritten slots hold arbitrary values (NaN too); they must not affect any result.
         """
+
+    @abstractmethod
+    def state_bytes(self, spec: StateSpec) -> int:
+        """Bytes of memory that `new_states` takes, what the layout rounds up included."""
+
+    @abstractmethod
+    def new_states(self, spec: StateSpec) -> tuple[State, ...]:
+        """States of these layers, one handle each. What an unwritten slot holds must not affect any result."""
 
     def begin(self, batch: ForwardBatch) -> Step:
         """The batch as the executor holds it; every op of the step receives it as `step`."""

@@ -34,7 +34,7 @@ from karat.ops.api import (
     Step,
     Tensor,
 )
-from karat.ops.executor import AtOnce, CacheSpec, Executor, Held, Runner, StepLimits, Traits
+from karat.ops.executor import AtOnce, CacheSpec, Executor, Held, Runner, StateSpec, StepLimits, Traits
 from karat.ops.integers import WIDTHS
 from karat.ops.native_plan import Handle, PlanRecorder
 from karat.ops.rope_table import cos_sin_table
@@ -226,6 +226,13 @@ class NativeOps(Executor):
     def _cache_group(self, spec: CacheSpec, group: int) -> tuple[Loaded, ...]:
         num_slots = spec.num_blocks * spec.block_size
         return tuple(native().cache(spec.dtype, spec.layers, num_slots, spec.num_kv_heads, spec.k_dim, group))
+
+    def state_bytes(self, spec: StateSpec) -> int:
+        numbers = sum(prod(shape[:-1]) * _up(shape[-1], 16) for shape in spec.shapes)
+        return len(spec.layers) * spec.num_slots * numbers * FLOAT_BYTES["float32"]
+
+    def new_states(self, spec: StateSpec) -> tuple[Loaded, ...]:
+        return tuple(native().states(len(spec.layers), spec.num_slots, spec.shapes))
 
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
         """`forward` recorded as one plan, for steps within `limits`. The next step overwrites the result."""

@@ -173,14 +173,23 @@ def _qkv(recorder: PlanRecorder, op: api.Qkv) -> tuple[Handle, ...]:
     return tuple(Handle(part.register, (part.tail[0] // op.head_dim, op.head_dim)) for part in flat)
 
 
-def _gate_up(recorder: PlanRecorder, op: api.GateUp) -> tuple[Handle, ...]:
+def _several(recorder: PlanRecorder, op: api.Linears) -> tuple[Handle, ...]:
     return tuple(_linears(recorder, op.alone()))
 
 
-def _rope(recorder: PlanRecorder, op: api.Rope) -> Handle | None:
+def _split(recorder: PlanRecorder, op: api.Split) -> tuple[Handle, ...]:
+    registers = recorder.plan.split(op.x.register, [prod(shape) for shape in op.shapes], op.groups)
+    return tuple(Handle(register, shape) for register, shape in zip(registers, op.shapes, strict=True))
+
+
+def _l2_norm(recorder: PlanRecorder, op: api.L2Norm) -> Handle:
+    return Handle(recorder.plan.l2_norm(op.x.register, op.x.tail[-1], op.eps, op.factor), op.x.tail)
+
+
+def _rope(recorder: PlanRecorder, op: api.Rope) -> Handle:
     head_dim, table = op.x.tail[-1], op.table
-    _require(head_dim == table.head_dim, op.name, f"a table for head_dim {table.head_dim}, got {head_dim}")
-    return _recorded(recorder, op)
+    _require(head_dim >= table.head_dim, op.name, f"a table for head_dim {table.head_dim}, got {head_dim}")
+    return Handle(recorder.plan.rope(op.x.register, table, head_dim), op.x.tail)
 
 
 def _kv_write(recorder: PlanRecorder, op: api.KvWrite) -> None:
@@ -234,16 +243,36 @@ def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:
     return Handle(recorder.plan.experts(*registers, *matrices, *biases, clamp, op.leaves, op.first, channel), op.x.tail)
 
 
+def _causal_conv(recorder: PlanRecorder, op: api.CausalConv) -> Handle | None:
+    (channels,), kept = op.x.tail, op.state.shapes[0]
+    taps = len(op.weight) // channels
+    fits = kept == [taps - 1, channels] and len(op.weight) == taps * channels
+    _require(fits, op.name, f"a state {kept} for {len(op.weight)} weights of {channels} channels")
+    return _recorded(recorder, op)
+
+
+def _delta_rule(recorder: PlanRecorder, op: api.DeltaRule) -> Handle:
+    (heads, v_dim), k_dim, kept = op.v.tail, op.k.tail[1], op.state.shapes[1]
+    _require(kept == [heads, k_dim, v_dim], op.name, f"a state {kept} for {(heads, k_dim, v_dim)}")
+    registers = [each.register for each in (op.q, op.k, op.v, op.decay, op.beta)]
+    return Handle(recorder.plan.delta_rule(*registers, op.state, op.key_heads), (heads * v_dim,))
+
+
 # Ops of which more is to say than their fields. `_recorded` does all others.
 _RECORDED: Table[PlanRecorder] = {
     api.Embedding: _embedding,
     api.Linear: _linear,
     api.GatherColumns: _gather_columns,
     api.Qkv: _qkv,
-    api.GateUp: _gate_up,
+    api.GateUp: _several,
+    api.Linears: _several,
+    api.Split: _split,
+    api.L2Norm: _l2_norm,
     api.Rope: _rope,
     api.KvWrite: _kv_write,
     api.PagedAttention: _paged_attention,
     api.Route: _route,
     api.Experts: _experts,
+    api.CausalConv: _causal_conv,
+    api.DeltaRule: _delta_rule,
 }

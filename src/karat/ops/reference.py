@@ -1,6 +1,6 @@
 """The reference executor: every op is one plain NumPy function, in float64 (the standard of the checks) or float32."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -14,7 +14,7 @@ from karat.config import FLOAT_BYTES, Activations, FloatName, RopeConfig
 from karat.errors import ExecutorError, NumericsError
 from karat.ops import api
 from karat.ops.api import HeadGroups, Op, Table, Tensor, table_of
-from karat.ops.executor import CacheSpec, Executor, Held
+from karat.ops.executor import CacheSpec, Executor, Held, StateSpec
 from karat.ops.rope_table import CosSin, cos_sin_table
 from karat.ranks.group import tree_sum
 
@@ -55,6 +55,13 @@ class MappedTable:
     def __getitem__(self, ids: NDArray[np.integer]) -> Array:
         shape, order = (len(ids), self.shape[1]), ids.astype(np.intp)
         return replace(self.weight, shape=shape, whole_shape=self.shape, row_order=lambda: order).to_array(self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceState:
+    """The arrays [slots, *shape] of a layer."""
+
+    arrays: tuple[Array, ...]
 
 
 class ReferenceOps(Executor):
@@ -98,6 +105,15 @@ class ReferenceOps(Executor):
             tuple(_empty_cache(spec, group, layer) for layer in spec.layers) for group, spec in enumerate(groups)
         )
 
+    def state_bytes(self, spec: StateSpec) -> int:
+        return len(spec.layers) * spec.num_slots * sum(map(prod, spec.shapes)) * self.numbers.itemsize
+
+    def new_states(self, spec: StateSpec) -> tuple[ReferenceState, ...]:
+        return tuple(
+            ReferenceState(tuple(np.zeros((spec.num_slots, *shape), self.numbers) for shape in spec.shapes))
+            for _ in spec.layers
+        )
+
     def apply(self, op: Op[Any]) -> Any:
         op.check(lambda x: x.shape[1:])
         rows = {len(x) for x in op.given(Tensor).values()}
@@ -118,11 +134,17 @@ def _embedding(ops: ReferenceOps, op: api.Embedding) -> Array:
 
 def _rms_norm(ops: ReferenceOps, op: api.RmsNorm) -> Array:
     x, weight = op.x, op.weight
-    if weight.size == prod(x.shape[1:]):
-        x = x.reshape(len(x), weight.size)
+    x = x.reshape(len(x), -1, weight.size)
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
-    result: Array = x * (1 / np.sqrt(mean_square + ops.numbers.type(op.eps))) * weight
+    factor = 1 + weight if op.plus_one else weight
+    result: Array = x * (1 / np.sqrt(mean_square + ops.numbers.type(op.eps))) * factor
     return result.reshape(op.x.shape)
+
+
+def _l2_norm(ops: ReferenceOps, op: api.L2Norm) -> Array:
+    squares = np.sum(op.x * op.x, axis=-1, keepdims=True)
+    result: Array = op.x * (1 / np.sqrt(squares + ops.numbers.type(op.eps))) * ops.numbers.type(op.factor)
+    return result
 
 
 def _linear(ops: ReferenceOps, op: api.Linear) -> Array:
@@ -151,7 +173,7 @@ def _qkv(ops: ReferenceOps, op: api.Qkv) -> tuple[Array, ...]:
     return tuple(ops.apply(linear).reshape(len(op.x), -1, op.head_dim) for linear in op.alone())
 
 
-def _gate_up(ops: ReferenceOps, op: api.GateUp) -> tuple[Array, ...]:
+def _linears(ops: ReferenceOps, op: api.Linears) -> tuple[Array, ...]:
     return tuple(ops.apply(linear) for linear in op.alone())
 
 
@@ -177,18 +199,29 @@ def _add(ops: ReferenceOps, op: api.Add) -> Array:
     return result
 
 
+def _mul(ops: ReferenceOps, op: api.Mul) -> Array:
+    result: Array = op.x * op.y
+    return result
+
+
+def _split(ops: ReferenceOps, op: api.Split) -> tuple[Array, ...]:
+    pieces = op.x.reshape(len(op.x), op.groups, -1)
+    ends = np.cumsum([prod(shape) // op.groups for shape in op.shapes])
+    parts = np.split(pieces, ends[:-1], axis=-1)
+    return tuple(part.reshape(len(part), *shape) for part, shape in zip(parts, op.shapes, strict=True))
+
+
 def _scale(ops: ReferenceOps, op: api.Scale) -> Array:
     result: Array = op.x * ops.numbers.type(op.factor)
     return result
 
 
 def _rope(ops: ReferenceOps, op: api.Rope) -> Array:
-    x, table, half = op.x, op.table, op.x.shape[-1] // 2
-    held = table.cos.shape[-1]
-    require(held == half, op.name, f"a table for head_dim {2 * held}, got {2 * half}")
-    cos, sin = (part[op.step.positions][:, None] for part in (table.cos, table.sin))  # [tokens, 1, head_dim / 2]
-    left, right = x[..., :half], x[..., half:]
-    return np.concatenate((left * cos - right * sin, right * cos + left * sin), axis=-1)
+    x, table, half = op.x, op.table, op.table.cos.shape[-1]
+    require(2 * half <= x.shape[-1], op.name, f"a table for head_dim {2 * half}, got {x.shape[-1]}")
+    cos, sin = (part[op.step.positions][:, None] for part in (table.cos, table.sin))  # [tokens, 1, half]
+    left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate((left * cos - right * sin, right * cos + left * sin, rest), axis=-1)
 
 
 def _empty_cache(spec: CacheSpec, group: int, layer: int) -> ReferenceCache:
@@ -308,6 +341,62 @@ def _clamped(gate: Array, up: Array, clamp: api.Clamp) -> Array:
     return result
 
 
+def _sequences(step: ForwardBatch) -> Iterator[tuple[slice, int, int]]:
+    """Of each sequence of a step its rows, and the slots of the states that it reads (-1: none) and writes."""
+    starts = step.query_starts.tolist()
+    for seq, (read, write) in enumerate(zip(step.state_reads.tolist(), step.state_writes.tolist(), strict=True)):
+        require(read != write, "a state", f"slot {read} is read and written")
+        yield slice(starts[seq], starts[seq + 1]), read, write
+
+
+def _before(states: Array, slot: int) -> Array:
+    """A copy of the state in this slot."""
+    before: Array = states[slot].copy() if slot >= 0 else np.zeros_like(states[0])
+    return before
+
+
+def _causal_conv(ops: ReferenceOps, op: api.CausalConv) -> Array:
+    x, kept = op.x, op.state.arrays[0]
+    weight = op.weight.reshape(x.shape[1], -1)
+    taps = weight.shape[1]
+    require(kept.shape[1:] == (taps - 1, x.shape[1]), op.name, f"a state {kept.shape[1:]} for {weight.shape} weights")
+    out: Array = np.empty_like(x)
+    for rows, read, write in _sequences(op.step):
+        seen = np.concatenate((_before(kept, read), x[rows]))
+        count = len(seen) - taps + 1
+        out[rows] = sum(seen[tap : tap + count] * weight[:, tap] for tap in range(taps))
+        kept[write] = seen[count:]
+    if op.bias is not None:
+        out += op.bias
+    if op.silu:
+        out *= _sigmoid(out)
+    return out
+
+
+def _decay(ops: ReferenceOps, op: api.Decay) -> Array:
+    y = op.a + op.bias
+    softplus = np.where(y > 20, y, np.log1p(np.exp(np.minimum(y, 20))))
+    result: Array = np.exp((-np.exp(op.rate) if op.of_log else op.rate) * softplus)
+    return result
+
+
+def _delta_rule(ops: ReferenceOps, op: api.DeltaRule) -> Array:
+    states, heads = op.state.arrays[1], list(op.key_heads)
+    shape = (*op.v.shape[1:2], op.k.shape[2], *op.v.shape[2:])
+    require(states.shape[1:] == shape, op.name, f"a state {states.shape[1:]} for {shape}")
+    out: Array = np.empty_like(op.v)
+    for rows, read, write in _sequences(op.step):
+        state = _before(states, read)  # [heads, k_dim, v_dim]
+        for token in range(rows.start, rows.stop):
+            q, k = op.q[token, heads], op.k[token, heads]
+            state *= op.decay[token][:, None, None]
+            change = (op.v[token] - np.einsum("hi,hij->hj", k, state)) * op.beta[token][:, None]
+            state += k[:, :, None] * change[:, None]
+            out[token] = np.einsum("hi,hij->hj", q, state)
+        states[write] = state
+    return out.reshape(len(out), -1)
+
+
 def _select_rows(ops: ReferenceOps, op: api.SelectRows) -> Array:
     rows: Array = op.x[op.step.logit_rows]
     return rows
@@ -356,19 +445,27 @@ _FUNCTIONS: Table[ReferenceOps] = table_of(
     {
         api.Embedding: _embedding,
         api.RmsNorm: _rms_norm,
+        api.L2Norm: _l2_norm,
         api.Linear: _linear,
         api.GatherColumns: _gather_columns,
         api.Qkv: _qkv,
-        api.GateUp: _gate_up,
+        api.GateUp: _linears,
+        api.Linears: _linears,
         api.SiluMul: _silu_mul,
         api.SigmoidMul: _sigmoid_mul,
         api.Add: _add,
+        api.Mul: _mul,
+        api.Sigmoid: lambda ops, op: _sigmoid(op.x),
+        api.Split: _split,
         api.Scale: _scale,
         api.Rope: _rope,
         api.KvWrite: _kv_write,
         api.PagedAttention: _paged_attention,
         api.Route: _route,
         api.Experts: _experts,
+        api.CausalConv: _causal_conv,
+        api.Decay: _decay,
+        api.DeltaRule: _delta_rule,
         api.SelectRows: _select_rows,
     }
 )

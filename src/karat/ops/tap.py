@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import LayerShape, RopeConfig
-from karat.ops.api import Cache, Loaded, Observed, Observer, Op, RopeTable, Step, Tensor
-from karat.ops.executor import CacheSpec, Executor, Held
+from karat.ops.api import Cache, Loaded, Observed, Observer, Op, RopeTable, State, Step, Tensor
+from karat.ops.executor import CacheSpec, Executor, Held, StateSpec
 
 
 class Tap(Executor):
@@ -104,6 +104,12 @@ class Tap(Executor):
 
     def new_cache(self, groups: Sequence[CacheSpec]) -> tuple[tuple[Cache, ...], ...]:
         return self._inner.new_cache(groups)
+
+    def state_bytes(self, spec: StateSpec) -> int:
+        return self._inner.state_bytes(spec)
+
+    def new_states(self, spec: StateSpec) -> tuple[State, ...]:
+        return self._inner.new_states(spec)
 
     def begin(self, batch: ForwardBatch) -> Step:
         return self._inner.begin(batch)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from karat.check.model.kinds import Kind
-from karat.check.model.right import attention, elementwise, experts, linear, norm, rope, rows
+from karat.check.model.right import attention, elementwise, experts, linear, norm, recurrence, rope, rows
 from karat.checkpoint.weights import WeightSpec
 from karat.config import LayerShape, ModelConfig
 from karat.errors import UsageError
@@ -16,7 +16,7 @@ from karat.ops.api import Linears, Op, Ops, Single, Table, Tensor, table_of
 
 Edits = Mapping[str, Mapping[str, Any]]  # node name to the parameters that are replaced
 
-_PARTS = (rows, norm, linear, rope, attention, elementwise, experts)
+_PARTS = (rows, norm, linear, rope, attention, elementwise, experts, recurrence)
 KINDS: Mapping[str, Kind] = {kind.name: kind for part in _PARTS for kind in part.KINDS}
 _OF_OPS = {kind.of: kind for kind in KINDS.values() if kind.of is not None}
 
@@ -77,9 +77,8 @@ def build_graph(config: ModelConfig) -> Graph:
 
     ops = _GraphOps()
     decoder = Decoder(_name_of, config, Wholes())  # where sums are cut is no part of the graph
-    ropes = {rotation: rotation.rope for rotation in decoder.rotations}
     caches = by_layer(decoder.keeps, dict(enumerate(range(config.num_layers))))
-    decoder(ops, None, caches, ropes)
+    decoder(ops, None, caches, {rotation: rotation for rotation in decoder.rotations})
     return Graph(config, ops.nodes)
 
 
@@ -88,7 +87,7 @@ def _name_of(spec: WeightSpec) -> str:
 
 
 class _GraphOps(Ops):
-    """Ops whose results are names of nodes; weights are names of tensors, RoPE tables are RopeConfigs, and caches
+    """Ops whose results are names of nodes; weights are names of tensors, RoPE tables are Rotations, and caches
     are numbers of layers."""
 
     def __init__(self) -> None:
@@ -112,7 +111,7 @@ class _GraphOps(Ops):
         kind = _OF_OPS[type(op)]
         return self.of(op, kind.name, **{key: getattr(op, key) for key in kind.parameters})
 
-    def linears(self, op: Linears, **params: Any) -> tuple[str, ...]:
+    def layers(self, op: Linears, **params: Any) -> tuple[str, ...]:
         return tuple(self.of(each, "linear", weight=each.weight, bias=each.bias, **params) for each in op.alone())
 
     def write(self, op: api.KvWrite) -> None:
@@ -136,6 +135,12 @@ class _GraphOps(Ops):
         matrices = {"gates": op.gates, "ups": op.ups, "downs": op.downs}
         return self.of(op, "experts", **matrices, **biases, clamp=op.clamp)
 
+    def parts(self, op: api.Split) -> tuple[str, ...]:
+        return tuple(
+            self.node(name, "part", op.x, shapes=op.shapes, groups=op.groups, number=number)
+            for number, name in enumerate(op.names)
+        )
+
     def gathered(self, op: api.GatherColumns) -> str:
         raise AssertionError("a graph is of the whole model")
 
@@ -146,9 +151,11 @@ _NODES: Table[_GraphOps] = table_of(
         api.Embedding: lambda graph, op: graph.of(op, "embedding", weight=op.table),
         api.Linear: lambda graph, op: graph.of(op, "linear", weight=op.weight, bias=op.bias),
         api.GatherColumns: _GraphOps.gathered,
-        api.Qkv: lambda graph, op: graph.linears(op, head_dim=op.head_dim),
-        api.GateUp: _GraphOps.linears,
-        api.Rope: lambda graph, op: graph.of(op, "rope", rope=op.table),
+        api.Qkv: lambda graph, op: graph.layers(op, head_dim=op.head_dim),
+        api.GateUp: _GraphOps.layers,
+        api.Rope: lambda graph, op: graph.of(op, "rope", rope=op.table.rope, dim=op.table.head_dim),
+        api.Linears: _GraphOps.layers,
+        api.Split: _GraphOps.parts,
         api.KvWrite: _GraphOps.write,
         api.PagedAttention: _GraphOps.attention,
         api.Route: _GraphOps.routed,

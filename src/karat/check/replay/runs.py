@@ -4,6 +4,7 @@
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Callable, Collection, Mapping
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,11 @@ class Runs:
         """A row's shape."""
         config, weights = self.graph.config, self.context.weights
         match node.kind:
+            case "part":
+                shape_of_part: tuple[int, ...] = node.params["shapes"][node.params["number"]]
+                return shape_of_part
+            case "delta_rule":
+                return (prod(self.features(self.graph.nodes[node.inputs[2]])),)
             case "linear":
                 size = weights.shape(node.params["weight"])[0]
                 head_dim = node.params.get("head_dim")
@@ -81,9 +87,6 @@ class Runs:
             case "mix":
                 shape = self.graph.shape(node)
                 return (shape.num_heads * shape.head_dim,)
-            case "norm":
-                of_heads = ".self_attn." in node.name
-                return self.features(self.graph.nodes[node.inputs[0]]) if of_heads else (config.hidden_size,)
             case "chosen_ids":
                 return (node.params["routing"].num_chosen,)
             case "chosen_weights":

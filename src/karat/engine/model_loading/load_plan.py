@@ -17,7 +17,7 @@ from karat.engine.model_running import Preparation, open_runner
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import cache_specs
-from karat.kv.groups import groups_of, windows_of
+from karat.kv.groups import State, groups_of, windows_of
 from karat.layers.weights import stays_mapped
 from karat.models.cut_units import cut_units
 from karat.models.decoder import outline, weight_specs
@@ -160,6 +160,11 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     require_room(weight_bytes, available_bytes)
     ranks = [outline(config, units, PlannedRank(rank, num_ranks)) for rank in range(num_ranks)]
     keeps = [rank.keeps for rank in ranks]
+    if any(isinstance(keep, State) for keep in keeps[0]):
+        raise UsageError(
+            f"{checkpoint.path}: a model of the type {config.model_type} keeps a state of each sequence, which the "
+            "engine does not hold yet; `karat check` runs it"
+        )
     of_layers = [[group.layers for group in groups_of(kept)] for kept in keeps]
     assert of_layers == [of_layers[0]] * num_ranks, "ranks have other cache groups"
     rope_dims = sum(rotation.head_dim for rank in ranks for rotation in rank.rotations)

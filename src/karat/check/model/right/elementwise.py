@@ -81,6 +81,25 @@ def _add(given: Given) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    x: Array
+    y: Array
+
+
+def mul(a: Product) -> Array:
+    return a.x * a.y
+
+
+def _mul(given: Given) -> Array:
+    x, y = given.inputs
+    return given.replace(mul)(Product(x, y))
+
+
+def _sigmoid(given: Given) -> Array:
+    return given.replace(sigmoid)(given.inputs[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
     x: Array
     factor: np.floating
@@ -98,5 +117,7 @@ KINDS = (
     Kind("silu_mul", _silu_mul, of=api.SiluMul, roundings=8),
     Kind("sigmoid_mul", _sigmoid_mul, of=api.SigmoidMul, roundings=8),
     Kind("add", _add, of=api.Add),
+    Kind("mul", _mul, of=api.Mul),
+    Kind("sigmoid", _sigmoid, of=api.Sigmoid, roundings=8),
     Kind("scale", _scale, ("factor",), of=api.Scale, roundings=2),
 )

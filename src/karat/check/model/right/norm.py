@@ -1,4 +1,4 @@
-"""RMSNorm."""
+"""Norms: RMSNorm, and that of Euclid."""
 
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
@@ -27,7 +27,7 @@ def norm(a: Norm) -> Array:
 
 def spanned(x: Array, weight: Array) -> Array:
     """x with a last axis as long as the weight: heads, or all heads of a row together."""
-    return x if weight.size == x.shape[-1] else x.reshape(len(x), -1)
+    return x if weight.size == x.shape[-1] else x.reshape(len(x), -1, weight.size)
 
 
 def mean_square(x: Array) -> Array:
@@ -35,7 +35,27 @@ def mean_square(x: Array) -> Array:
 
 
 def _norm(given: Given) -> Array:
-    return given.replace(norm)(Norm(given.inputs[0], given.vector("weight"), given.number("eps"), given.context))
+    weight = given.vector("weight")
+    weight = 1 + weight if given.params["plus_one"] else weight
+    return given.replace(norm)(Norm(given.inputs[0], weight, given.number("eps"), given.context))
 
 
-KINDS = (Kind("norm", _norm, ("weight", "eps"), of=api.RmsNorm, roundings=3),)
+@dataclass(frozen=True, slots=True, eq=False)
+class EuclidNorm:
+    x: Array
+    eps: np.floating
+    factor: np.floating
+
+
+def l2_norm(a: EuclidNorm) -> Array:
+    return a.x / np.sqrt(np.sum(a.x * a.x, axis=-1, keepdims=True) + a.eps) * a.factor
+
+
+def _l2_norm(given: Given) -> Array:
+    return given.replace(l2_norm)(EuclidNorm(given.inputs[0], given.number("eps"), given.number("factor")))
+
+
+KINDS = (
+    Kind("norm", _norm, ("weight", "eps", "plus_one"), of=api.RmsNorm, roundings=3),
+    Kind("l2_norm", _l2_norm, ("eps", "factor"), of=api.L2Norm, roundings=4),
+)

@@ -48,16 +48,16 @@ def rope(a: Rotated) -> Array:
 
 
 def _rope(given: Given) -> Array:
-    return turned(given.inputs[0], given.params["rope"], given.context, given.replace)
+    return turned(given.inputs[0], given.params["rope"], given.context, given.replace, given.params["dim"])
 
 
-def turned(x: Array, config: RopeConfig, context: Context, replace: Replace = right) -> Array:
-    """RoPE of x [tokens, heads, head_dim]."""
-    head_dim = x.shape[-1]
-    by = replace(angles)(Angles(context.tokens.positions, config, head_dim, head_dim, context))
+def turned(x: Array, config: RopeConfig, context: Context, replace: Replace = right, dim: int | None = None) -> Array:
+    """RoPE of x [tokens, heads, head_dim], or of the first `dim` numbers of each head."""
+    dim = x.shape[-1] if dim is None else dim
+    by = replace(angles)(Angles(context.tokens.positions, config, dim, dim, context))
     parts = cos_sin(by * (1 + context.jitter) if context.jitter else by)
     cos, sin = ((part * config.attention_factor).astype(x.dtype)[:, None] for part in parts)
     return replace(rope)(Rotated(x, cos, sin, context))
 
 
-KINDS = (Kind("rope", _rope, ("rope",), roundings=2),)
+KINDS = (Kind("rope", _rope, ("rope", "dim"), roundings=2),)

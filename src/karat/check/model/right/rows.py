@@ -1,9 +1,10 @@
-"""Rows that are looked up, and rows whose logits are wanted."""
+"""Rows that are looked up, their parts, and rows whose logits are wanted."""
 
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,29 @@ def _select(given: Given) -> Array:
     return given.replace(select)(Select(given.inputs[0], given.context.logit_rows, given.context.tokens))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PartOf:
+    """PartOf `number` of rows x [tokens, …] that are cut as karat.ops.api.Split says."""
+
+    x: Array
+    shapes: tuple[tuple[int, ...], ...]
+    groups: int
+    number: int
+
+
+def part(a: PartOf) -> Array:
+    pieces = a.x.reshape(len(a.x), a.groups, -1)
+    ends = np.cumsum([0, *(prod(shape) // a.groups for shape in a.shapes)])
+    return pieces[..., ends[a.number] : ends[a.number + 1]].reshape(len(a.x), *a.shapes[a.number])
+
+
+def _part(given: Given) -> Array:
+    params = given.params
+    return given.replace(part)(PartOf(given.inputs[0], params["shapes"], params["groups"], params["number"]))
+
+
 KINDS = (
+    Kind("part", _part, ("shapes", "groups", "number"), roundings=0),
     Kind("embedding", _embedding, ("weight",)),
     Kind("select", _select, of=api.SelectRows),
 )
