@@ -81,18 +81,18 @@ def _add(given: Given) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Product:
+class Factors:
     x: Array
     y: Array
 
 
-def mul(a: Product) -> Array:
+def mul(a: Factors) -> Array:
     return a.x * a.y
 
 
 def _mul(given: Given) -> Array:
     x, y = given.inputs
-    return given.replace(mul)(Product(x, y))
+    return given.replace(mul)(Factors(x, y))
 
 
 def _sigmoid(given: Given) -> Array:
