@@ -32,8 +32,9 @@ ROWS = [
     {"engine"},
     {"karat"},  # the package itself: its public names
     {"check"},
-    {"client"},
+    {"client", "http_client"},
     {"server"},
+    {"batch_files"},
     {"bench"},
     {"cli", "__main__"},
 ]
@@ -62,6 +63,7 @@ INNER_ROOMS = {"server": SERVER_ROOMS, "engine": ENGINE_ROOMS}
 PEERS = {"torch", "transformers", "safetensors", "gguf", "llama_cpp", "openvino", "openvino_genai"}
 EXTRAS: Mapping[str, set[str]] = {
     "karat.check": PEERS,
+    "karat.batch_files.sources": {"pyarrow"},
     "karat.bench.peers": PEERS,
     "karat.receipts.signature": {"cryptography"},
 }

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import steady_server
 from karat.bench.load.asking import AskedRecord, Manner, converse
-from karat.bench.load.client import Client
 from karat.bench.load.prompts import PlannedConversation, Turn
+from karat.http_client import Client
 
 
 def test_times_are_those_stated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,8 +128,8 @@ def test_karat_debug_does_the_same(value: str, shown: bool, monkeypatch: pytest.
         (["run", "x", "--logit-bias", "many"], "--logit-bias 'many': expected a token id and a number"),
         (
             ["help", "nope"],
-            "no help on 'nope'; there is help on run, chat, serve, inspect, bench, bench serve, bench throughput, "
-            "convert, pull, pack, check, trace, diagnose, verify, perplexity, env, help and exit-codes",
+            "no help on 'nope'; there is help on run, chat, serve, batch, inspect, bench, bench serve, bench "
+            "throughput, convert, pull, pack, check, trace, diagnose, verify, perplexity, env, help and exit-codes",
         ),
     ],
 )

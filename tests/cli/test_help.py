@@ -28,6 +28,7 @@ COMMANDS = sorted(command().commands)
 
 def test_the_commands() -> None:
     assert COMMANDS == [
+        "batch",
         "bench",
         "bench serve",
         "bench throughput",
@@ -100,6 +101,7 @@ def test_examples_keep_their_lines_at_80_columns(name: str, karat_here: Karat) -
         "",
         "run",
         "chat",
+        "batch",
         "inspect",
         "bench",
         "bench serve",

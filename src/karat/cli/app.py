@@ -25,6 +25,7 @@ Examples
   karat run org/name --chat "Why is the sky blue?"
   karat chat                               talk
   karat serve                              an OpenAI-compatible server
+  karat batch in.jsonl -o out.jsonl        every request of a file
   karat inspect                            what is in a model, and its memory
   karat convert org/name out.gguf --quant Q4_K_M
   karat COMMAND --help                     more on a command
@@ -169,6 +170,7 @@ _COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("run", "run"),
     "chat": ("chat", "chat"),
     "serve": ("serve", "serve"),
+    "batch": ("batch", "batch"),
     "inspect": ("inspect", "inspect"),
     "bench": ("bench", "bench"),
     "bench serve": ("bench_serve", "bench_serve"),

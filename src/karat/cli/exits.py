@@ -12,6 +12,7 @@ from karat.errors import CapacityError, KaratError
 
 OK = 0
 USAGE = 2
+LINES_FAILED = 14
 BUG = 70  # EX_SOFTWARE of sysexits.h
 HUNG_UP = 129  # 128 + SIGHUP
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
@@ -34,6 +35,7 @@ EXIT_CODES: Mapping[int, str] = {
     11: "a trace is malformed or does not fit the model",
     12: "a tensor-parallel rank died, hangs or could not be started",
     13: "the process of a server's engine died, hangs or could not be started",
+    LINES_FAILED: "of batch: some requests failed; the file of errors says which and why",
     BUG: "a bug in Karat: please report it with the output of --debug",
     HUNG_UP: "stopped by SIGHUP: the terminal went away",
     INTERRUPTED: "stopped by Ctrl-C (SIGINT)",

@@ -14,7 +14,7 @@ Examples
 
   karat pack ./my-model.gguf --packed-cache ~/packed
   karat run ./my-model.gguf --packed-cache ~/packed "Once upon a time"
-  karat pack ./my-model.gguf --packed-cache ~/packed --verify   hashes what is there, and writes nothing
+  karat pack ./my-model.gguf --packed-cache ~/packed --verify
 """
 
 

@@ -18,6 +18,11 @@ class Progress:
         self._writes = lines and not quiet and not self._shows
         self._line = ""  # on the screen now
 
+    @property
+    def is_live(self) -> bool:
+        """Whether each text replaces the one before, on a terminal."""
+        return self._shows
+
     def __call__(self, text: str) -> None:
         if self._writes and text:
             note(text)

@@ -138,7 +138,7 @@ def _settings(name: str | None, given: ServeOptions) -> "ServerSettings":
         if isinstance(value, int | float) and option != "port" and not value > 0:
             raise UsageError(f"{option}={value}: expected a number above 0")
     return ServerSettings(
-        model_names=tuple(given.served_model_name or [_usual_name(name)]),
+        model_names=tuple(given.served_model_name or [usual_name(name)]),
         api_keys=_keys(given),
         allowed_hosts=tuple(given.allowed_host or ()),
         allowed_origins=tuple(given.allowed_origin or ()),
@@ -155,7 +155,7 @@ def _log_format(given: str | None) -> "LogFormat":
     raise UsageError(f"--log-format {given}: expected text or json")
 
 
-def _usual_name(name: str | None) -> str:
+def usual_name(name: str | None) -> str:
     """The last part of a path, or the name on the hub."""
     if name is None:
         return "karat-embedded"

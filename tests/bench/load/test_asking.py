@@ -1,6 +1,6 @@
 """What a request's record says of whole answers and of every kind of broken one.
 
-Covers: karat.bench.load.asking, karat.bench.load.client.
+Covers: karat.bench.load.asking, karat.http_client.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from karat.bench.load.asking import AskedRecord, Manner, converse
-from karat.bench.load.client import Client
 from karat.bench.load.prompts import PlannedConversation, Turn
 from karat.errors import UsageError
+from karat.http_client import Client
 from tests.support.scripted_server import DONE, Answer, event, plain, serve, stream, text, url_of
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from karat.bench.load.asking import AskedRecord, Manner
-from karat.bench.load.client import Client
 from karat.bench.load.prompts import PlannedConversation, Turn
 from karat.bench.load.traffic import Run, Traffic, run
+from karat.http_client import Client
 from tests.support.scripted_server import DONE, serve, stream, text, url_of
 
 ANSWER = stream(text("one"), text(" two"), DONE)

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from karat.bench.load.client import Client, FailedError, HttpResponse
 from karat.bench.load.prompts import PlannedConversation
+from karat.http_client import Client, FailedError, HttpResponse
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

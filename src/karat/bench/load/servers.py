@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from karat.bench.load.client import Client, FailedError
 from karat.children.starter import Starter
 from karat.errors import ExecutorError, UsageError
+from karat.http_client import Client, FailedError
 
 _START_S = 600
 _END_S = 30

@@ -8,8 +8,8 @@ from time import perf_counter, process_time
 import numpy as np
 
 from karat.bench.load.asking import AskedRecord, Manner, converse
-from karat.bench.load.client import Client
 from karat.bench.load.prompts import PlannedConversation
+from karat.http_client import Client
 
 OnEnd = Callable[[AskedRecord], None]
 

@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ import httptools
 from karat.errors import UsageError
 
 OnData = Callable[[bytes, float], None]  # may raise FailedError
-_MAX_BODY = 1 << 20  # bytes kept of an answer that is no stream
+MAX_BODY = 1 << 20  # bytes kept of an answer that is no stream, unless the client says otherwise
 
 
 class FailedError(Exception):
@@ -28,17 +29,31 @@ class FailedError(Exception):
 
 @dataclass(slots=True)
 class HttpResponse:
-    """The end of an answer. `body` is empty for a stream of events, whose data went to `on_data`."""
+    """The end of an answer. `body` is empty for a stream of events, whose data went to `on_data`.
+
+    `headers` have small letters; of several with one name the last counts.
+    """
 
     status: int
     body: bytes
     ended: float  # perf_counter
+    headers: Mapping[str, str]
 
 
 class Client:
-    """Requests to one server. `url` may have a path, which comes before that of each request."""
+    """Requests to one server. `url` may have a path, which comes before that of each request.
 
-    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 600) -> None:
+    An answer of more than `max_body` bytes that is no stream is cut there.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 600,
+        max_body: int = MAX_BODY,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise UsageError(f"{url!r} is no server's URL; expected one such as http://127.0.0.1:8000")
@@ -53,6 +68,7 @@ class Client:
         self._head = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         self._netloc = parts.netloc.rpartition("@")[2]
         self._timeout_s = timeout_s
+        self._max_body = max_body
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: bytes, on_data: OnData) -> HttpResponse:
@@ -110,7 +126,9 @@ class Client:
     async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
+            _, connection = await loop.create_connection(
+                partial(_Connection, self._max_body), self._host, self._port, ssl=self._tls
+            )
         except ConnectionRefusedError as fault:
             raise FailedError("the connection was refused") from fault
         except OSError as fault:
@@ -125,7 +143,8 @@ class _StaleError(Exception):
 class _Connection(asyncio.Protocol):
     """One connection, one request at a time; httptools calls the methods `on_…`."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_body: int) -> None:
+        self._max_body = max_body
         self.is_open = True
         self.can_go_on = False
         self._transport: Any = None
@@ -142,6 +161,7 @@ class _Connection(asyncio.Protocol):
         self._on_data = on_data
         self._has_begun = self._is_stream = False
         self._rest, self._body = b"", bytearray()
+        self._headers: dict[str, str] = {}
         self._transport.write(message)
         try:
             return await self._future
@@ -178,12 +198,13 @@ class _Connection(asyncio.Protocol):
         self._fail(FailedError("the connection was closed in the middle of the answer"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
         if name.lower() == b"content-type":
             self._is_stream = value.lower().startswith(b"text/event-stream")
 
     def on_body(self, body: bytes) -> None:
         if not self._is_stream:
-            self._body += body[: _MAX_BODY - len(self._body)]
+            self._body += body[: self._max_body - len(self._body)]
             return
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
@@ -193,7 +214,9 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.can_go_on = self._parser.should_keep_alive()
         if self._future is not None and not self._future.done():
-            self._future.set_result(HttpResponse(self._parser.get_status_code(), bytes(self._body), self._now))
+            self._future.set_result(
+                HttpResponse(self._parser.get_status_code(), bytes(self._body), self._now, self._headers)
+            )
 
     def _fail(self, fault: Exception) -> None:
         self.can_go_on = False

@@ -1,0 +1,223 @@
+"""Running: a batch from its input to its output, whatever happened before and happens meanwhile."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from karat.batch_files.asking import PatientPlace
+from karat.batch_files.journal import BatchAnswer, Journal
+from karat.batch_files.lines import BatchRequest, Fault, LineReading
+from karat.batch_files.results import fault_line, result_line
+from karat.batch_files.sources import Source
+from karat.checkpoint.files import whole_file
+from karat.errors import KaratError, UsageError
+
+WINDOW = 10_000  # requests whose order is free, so that those that begin alike are neighbours
+_COMMIT_S = 0.5
+_RATE_S = 300.0  # over which a rate is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch: its input as requests, its seed, and the journal of its answers."""
+
+    source: Source
+    reading: LineReading
+    seed: int
+    journal: Journal
+
+    def requests(self) -> Iterator[BatchRequest | Fault]:
+        """The lines of the input in order. A custom_id that comes again is a fault."""
+        self.journal.forget_ids()
+        for line in self.reading.lines(self.source.records()):
+            if isinstance(line, BatchRequest) and not self.journal.is_new_id(line.custom_id):
+                said = f"line {line.number}: custom_id {line.custom_id!r:.80} is another line's, too; give each its own"
+                yield Fault(line.number, line.custom_id, "duplicate_custom_id", said)
+            else:
+                yield line
+
+    def pending(self) -> Iterator[BatchRequest]:
+        """What has no good answer yet. Within a window requests that begin alike are neighbours."""
+        unanswered = self._unanswered()
+        while window := list(islice(unanswered, WINDOW)):
+            yield from sorted(window, key=lambda request: request.prefix_key)
+
+    def _unanswered(self) -> Iterator[BatchRequest]:
+        for line in self.requests():
+            if isinstance(line, BatchRequest) and self.journal.digest_of(line.custom_id) != line.digest:
+                yield line
+
+
+@dataclass(slots=True)
+class Survey:
+    """What is in the input, before anything is asked. `models`: names in bodies, a few of them at the most."""
+
+    num_requests: int = 0
+    num_answered: int = 0
+    num_edited: int = 0  # answered, and then changed in the input
+    num_faults: int = 0
+    models: set[str] = field(default_factory=set)
+
+
+def survey(batch: Batch) -> Survey:
+    """Reads the whole input once."""
+    found = Survey()
+    for line in batch.requests():
+        if isinstance(line, Fault):
+            found.num_faults += 1
+            continue
+        found.num_requests += 1
+        known = batch.journal.digest_of(line.custom_id)
+        found.num_answered += known == line.digest
+        found.num_edited += known is not None and known != line.digest
+        if isinstance(model := line.body.get("model"), str) and len(found.models) < 10:
+            found.models.add(model)
+    return found
+
+
+class BatchMeter:
+    """How far a batch is: requests and tokens so far, and the rate of late."""
+
+    def __init__(self, num_requests: int) -> None:
+        self.num_requests = num_requests
+        self.num_done = self.num_failed = self.num_tokens = 0
+        self._begun = monotonic()
+        self._marks: deque[tuple[float, int, int]] = deque([(self._begun, 0, 0)])
+
+    def count(self, answer: BatchAnswer) -> None:
+        self.num_done += 1
+        self.num_failed += not answer.is_good
+        self.num_tokens += _tokens_of(answer) if answer.is_good else 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return monotonic() - self._begun
+
+    def told(self) -> str:
+        """For who waits. What is left is taken to last as long as what was answered in the last minutes."""
+        now = monotonic()
+        self._marks.append((now, self.num_done, self.num_tokens))
+        while len(self._marks) > 2 and now - self._marks[0][0] > _RATE_S:
+            self._marks.popleft()
+        then, done, tokens = self._marks[0]
+        text = f"{self.num_done:,} of {self.num_requests:,} answered"
+        if now > then and self.num_done > done:
+            text += f", {(self.num_tokens - tokens) / (now - then):,.0f} tokens a second"
+            left_s = (self.num_requests - self.num_done) * (now - then) / (self.num_done - done)
+            if self.elapsed_s > 10:
+                text += f", about {duration(left_s)} left"
+        return text
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 40 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+async def answer_pending(
+    batch: Batch, places: Sequence[PatientPlace], num_each: int, meter: BatchMeter, tell: Callable[[str], None]
+) -> None:
+    """Ask for all that is pending, of each place `num_each` at a time; what comes is in the journal within a second.
+
+    An error of a place or of the disk, and a cancellation, end it; what came until then is kept.
+    """
+    pending, came = batch.pending(), _Kept(batch.journal)
+
+    async def work(place: PatientPlace) -> None:
+        while (request := next(pending, None)) is not None:
+            answer = await place.answer(request.route, request.content(batch.seed))
+            meter.count(answer)
+            came.add(request, answer)
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(_COMMIT_S)
+            await came.commit()
+            tell(meter.told())
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            reporting = group.create_task(report())
+            workers = [group.create_task(work(place)) for _ in range(num_each) for place in places]
+            await asyncio.wait(workers)
+            reporting.cancel()
+    except* KaratError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await asyncio.shield(came.commit())
+
+
+class _Kept:
+    """Answers on their way to the journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._waiting: list[tuple[str, bytes, BatchAnswer]] = []
+
+    def add(self, request: BatchRequest, answer: BatchAnswer) -> None:
+        self._waiting.append((request.custom_id, request.digest, answer))
+
+    async def commit(self) -> None:
+        """When this returns, all that was added before is on the disk."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            try:
+                await asyncio.to_thread(self._journal.add, waiting)
+            except BaseException:
+                self._waiting = waiting + self._waiting
+                raise
+
+
+def write_results(batch: Batch, output: Path, errors: Path, *, times: bool) -> tuple[int, int]:
+    """Write the answers in the order of the input, and beside them the errors. How many there are of each.
+
+    Without errors there is no such file. UsageError if an answer is missing: the input has changed meanwhile.
+    """
+    num_good = num_bad = 0
+    with whole_file(output) as good, whole_file(errors) as bad:
+        for line in batch.requests():
+            if isinstance(line, Fault):
+                bad.write(fault_line(line))
+                num_bad += 1
+                continue
+            answer = batch.journal.answer_of(line.custom_id, line.digest)
+            if answer is None:
+                raise UsageError(f"line {line.number} of the input has changed since this run began; run it again")
+            (good if answer.is_good else bad).write(result_line(line, answer, times=times))
+            num_good, num_bad = num_good + answer.is_good, num_bad + (not answer.is_good)
+    if not num_bad:
+        errors.unlink(missing_ok=True)
+    return num_good, num_bad
+
+
+def _tokens_of(answer: BatchAnswer) -> int:
+    try:
+        usage = msgspec.json.decode(answer.body, type=_Told).usage
+    except msgspec.DecodeError:
+        return 0
+    return usage.completion_tokens or usage.output_tokens
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _Told(msgspec.Struct):
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+def facts_of(batch: Batch, *, receipts: bool, fingerprint: str | None) -> Mapping[str, Any]:
+    """What all answers of a batch depend on. `fingerprint` is the model's, where it is known."""
+    facts: dict[str, Any] = {"seed": batch.seed, "body": batch.reading.defaults, "receipts": receipts}
+    return facts if fingerprint is None else {**facts, "fingerprint": fingerprint}
