@@ -414,7 +414,8 @@ class Request:
     `seed` keys the draws. `end_token_ids` are the model's own, which ignore_eos ignores. Requests of different `salt`
     (tenants, adapters, images beside the tokens) share no blocks of the cache; one without `shares` finds none, and
     leaves none. Waiting requests are admitted by `priority`, the smaller first, as in vLLM (for what it does not do see
-    karat.engine.scheduling.scheduler). With `resume` the one choice goes on from there.
+    karat.engine.scheduling.scheduler). With `resume` the one choice goes on from there. `cache_point` is the number of
+    tokens with which the next turn of the conversation begins too, where that is known (karat.text.cache_point).
     """
 
     request_id: str
@@ -427,3 +428,4 @@ class Request:
     shares: bool = True
     priority: int = 0
     resume: Resume | None = None
+    cache_point: int | None = None

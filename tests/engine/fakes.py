@@ -2,12 +2,13 @@
 
 The fake model keeps token ids where K and V would go and reads its context back through the block tables, so that its
 logits are an exact function of what positions, slots and tables say the sequence is: any slip in the bookkeeping
-changes every token after it.
+changes every token after it. With states (`state_bytes` of its config), a slot of states holds all tokens so far.
 """
 
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class FakeModel(Runner):
         self, config: EngineConfig, logits_of: Callable[[tuple[int, ...]], NDArray[np.floating]] | None = None
     ) -> None:
         self.slots = [np.full(num_blocks * config.block_size, STALE) for num_blocks in config.group_blocks]
+        self.states: list[tuple[int, ...]] = [(STALE,)] * config.num_state_slots
         self.windows = config.windows
         self.vocab_size = config.vocab_size
         self.logits_of = logits_of or self.noise
@@ -77,13 +79,14 @@ class FakeModel(Runner):
         self.batches.append(batch)
         for group, slots in enumerate(self.slots):
             slots[batch.slots(group)] = batch.token_ids
+        self.told = self.advance_states(batch) if self.states else []
         owner = np.repeat(np.arange(batch.num_seqs), np.diff(batch.query_starts))
         rows = [self.logits_of(self.context(batch, owner[row], batch.positions[row])) for row in batch.logit_rows]
         return np.array(rows, np.float32).reshape(-1, self.vocab_size)
 
     def context(self, batch: ForwardBatch, seq: int, position: int) -> tuple[int, ...]:
         """The tokens up to `position`. Every cache group has those of them that its window reaches."""
-        found: list[int] = []
+        found = list(self.told[seq][: position + 1]) if self.told else []
         for group, window in enumerate(self.windows):
             positions = np.arange(0 if window is None else max(0, position + 1 - window), position + 1)
             blocks = batch.block_tables(group)[seq, positions // batch.block_size]
@@ -91,6 +94,19 @@ class FakeModel(Runner):
             found = found or seen
             assert found[len(found) - len(seen) :] == seen, f"cache group {group} has other tokens than group 0"
         return tuple(found)
+
+    def advance_states(self, batch: ForwardBatch) -> list[tuple[int, ...]]:
+        """All tokens of each sequence, by the state it reads; written to the state that it writes."""
+        told = []
+        for read, (start, stop) in zip(batch.state_reads, pairwise(batch.query_starts), strict=True):
+            before = () if read < 0 else self.states[read]
+            assert len(before) == batch.positions[start], "a state of other tokens"
+            told.append((*before, *batch.token_ids[start:stop].tolist()))
+        assert len(set(batch.state_writes.tolist())) == batch.num_seqs, "two sequences write one state"
+        for write, tokens in zip(batch.state_writes, told, strict=True):
+            assert write not in batch.state_reads, "a state is read after it was written"
+            self.states[write] = tokens
+        return told
 
 
 def says(text: bytes | Sequence[int], prompt_len: int, vocab_size: int = 258) -> Callable[..., NDArray[np.floating]]:
@@ -173,7 +189,8 @@ def drive(engine: Engine, max_steps: int = 10_000) -> tuple[dict[str, RequestOut
         updates += engine.step()
         engine.scheduler.check()
     assert not engine.has_work, "still not done"
-    assert engine.scheduler.blocks.num_free == engine.config.num_blocks, "blocks are left in use"
+    assert engine.scheduler.blocks.num_free == sum(engine.config.group_blocks), "blocks are left in use"
+    assert engine.scheduler.blocks.states is None or engine.scheduler.blocks.states.num_seqs == 0, "states are left"
     outputs = {update.request_id: update.output for update in updates if update.output}
     chunks: dict[str, list[StreamChunk]] = {}
     for update in updates:

@@ -66,7 +66,7 @@ def interrupts(act: Callable[[], object], first: int, stride: int = STRIDE) -> I
         at += stride
 
 
-SIZES = {"num_blocks": 9, "max_num_batched_tokens": 9}
+SIZES = {"num_blocks": 9, "max_num_batched_tokens": 9, "state_bytes": 10, "max_snapshots": 2}
 
 
 def crowd() -> list[Any]:

@@ -40,6 +40,7 @@ from tests.engine.tiny import write, write_model
         ({"max_model_len": 129}, UsageError, "max_model_len=129: the model was made for 128"),
         ({"num_blocks": 4, "kv_cache_bytes": 5}, UsageError, "give one"),
         ({"num_blocks": 0}, UsageError, "num_blocks=0"),
+        ({"state_cache_bytes": -1}, UsageError, "state_cache_bytes=-1: expected an integer of at least 0"),
         ({"max_step_ms": -1}, UsageError, "max_step_ms=-1"),
         ({"max_step_ms": 200.0}, UsageError, "max_step_ms=200.0"),
         ({"kv_cache_bytes": "1G"}, UsageError, "kv_cache_bytes='1G'"),

@@ -68,11 +68,12 @@ def write_model(
     rng = np.random.default_rng(seed)
     weights = {}
     for spec in weight_specs(read_config(raw)):
-        noise = rng.standard_normal(spec.shape).astype(np.float32)
-        if len(spec.shape) == 1:
+        shape = spec.stored[0] if spec.stored else spec.shape
+        noise = rng.standard_normal(shape).astype(np.float32)
+        if len(shape) == 1:
             weights[spec.source] = (1 + 0.3 * noise) if "norm" in spec.source else 0.5 * noise
         else:
-            weights[spec.source] = noise * 2 / np.float32(np.sqrt(spec.shape[1]))
+            weights[spec.source] = noise * 2 / np.float32(np.sqrt(shape[-1]))
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     write(folder / "config.json", raw)
     if generation_config is not None:

@@ -4,6 +4,7 @@ Covers: karat.kv.group_blocks, karat.kv.sizes.
 """
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import pytest
@@ -12,21 +13,32 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from karat.errors import CapacityError
-from karat.kv.blocks import BlockPool, Chain
-from karat.kv.prefix import PrefixNode
+from karat.kv.blocks import BlockPool
+from karat.kv.prefix import Chain, PrefixNode
 from karat.kv.sizes import GroupSize, check_fits
+from karat.kv.states import StateSlots
 from tests.support.drawn import examples
 
 GROUPS = st.lists(st.builds(GroupSize, st.integers(1, 12), st.none() | st.integers(1, 7)), min_size=1, max_size=3)
+SIZES = st.tuples(GROUPS, st.none() | st.integers(0, 3)) | st.tuples(st.just([]), st.integers(0, 3))
+MAX_SEQS = 5  # with states
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Keeps the tokens of every sequence and what was last written to every slot: the token and all before it."""
+    """Keeps the tokens of every sequence and what was last written to every slot: the token and all before it.
 
-    @initialize(sizes=GROUPS, block_size=st.integers(1, 4))
-    def start(self, sizes: list[GroupSize], block_size: int) -> None:
-        self.pool = BlockPool(sizes, block_size)
-        self.groups = range(len(sizes))
+    And what was last written to every slot of states: all tokens so far. A model with states alone has no group.
+    """
+
+    @initialize(sizes=SIZES, block_size=st.integers(1, 4))
+    def start(self, sizes: tuple[list[GroupSize], int | None], block_size: int) -> None:
+        groups, num_snapshots = sizes
+        self.has_states = num_snapshots is not None
+        states = StateSlots(max_num_seqs=MAX_SEQS, max_snapshots=num_snapshots or 0) if self.has_states else None
+        self.pool = BlockPool(groups, block_size, states)
+        self.groups = range(len(groups))
+        self.most = MAX_SEQS if self.has_states else inf
+        self.states: dict[int | None, tuple[int, ...] | str] = {None: ()}
         self.tokens: dict[int, list[int]] = {}  # two kinds, so that beginnings agree often
         self.cached: dict[int, int] = {}
         self.written: dict[tuple[int, int], tuple[int, ...]] = {}  # by group and slot
@@ -49,6 +61,7 @@ class PoolMachine(RuleBasedStateMachine):
         held = sum(len(self.held(group)) for group in self.groups)
         return sum(size.num_blocks for size in self.pool.sizes) - held
 
+    @precondition(lambda self: len(self.tokens) < self.most)
     @rule(tokens=st.lists(st.integers(0, 1), max_size=16), limit=st.integers(0, 20), share=st.booleans())
     def allocate(self, tokens: list[int], limit: int, share: bool) -> None:
         seq, pool, size = self.next_id, self.pool, self.pool.block_size
@@ -66,7 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert len(table) == num_found and len(set(blocks)) == len(blocks)
         self.next_id += 1
 
-    @precondition(lambda self: self.tokens)
+    @precondition(lambda self: 0 < len(self.tokens) < self.most and self.groups)
     @rule(tokens=st.lists(st.integers(0, 1), max_size=16), step=st.integers(1, 8), data=st.data())
     def has_room(self, tokens: list[int], step: int, data: st.DataObject) -> None:
         """Who is told that there is room gets to the end, if the others grow as they said and no more."""
@@ -88,7 +101,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def reserve(self, data: st.DataObject) -> None:
         seq = self.pick(data)
-        num_tokens = data.draw(st.integers(0, self.pool.room(seq)))
+        num_tokens = data.draw(st.integers(0, min(self.pool.room(seq), 50)))
         before = [list(self.pool.table(seq, group)) for group in self.groups]
         self.pool.reserve(seq, num_tokens)
         for group, table in zip(self.groups, before, strict=True):
@@ -96,7 +109,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert after[: len(table)] == table, "a position moved to another slot"
             assert len(after) == max(len(table), self.pool.blocks_for(self.cached[seq] + num_tokens))
 
-    @precondition(lambda self: self.tokens)
+    @precondition(lambda self: self.tokens and self.groups)
     @rule(data=st.data(), beyond=st.integers(1, 3))
     def reserve_too_much(self, data: st.DataObject, beyond: int) -> None:
         seq = self.pick(data)
@@ -109,7 +122,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), publish=st.sampled_from([True, True, True, False]))
     def commit(self, data: st.DataObject, publish: bool) -> None:
         seq = self.pick(data)
-        room = len(self.pool.table(seq, 0)) * self.pool.block_size - self.cached[seq]
+        reserved = len(self.pool.table(seq, 0)) * self.pool.block_size if self.groups else self.cached[seq] + 9
+        room = reserved - self.cached[seq]
         self.write(seq, data.draw(st.integers(0, room)), data, publish=publish)
 
     def write(self, seq: int, num_tokens: int, data: st.DataObject, *, publish: bool) -> None:
@@ -124,8 +138,17 @@ class PoolMachine(RuleBasedStateMachine):
             for position, slot in enumerate(self.pool.slots(seq, group, start, start + num_tokens), start):
                 self.written[group, slot] = tuple(tokens[: position + 1])
         assert readers == {reader: self.context(*reader) for reader in readers}, "written into another's context"
+        if self.has_states and num_tokens:
+            read, write = self.pool.state_slots(seq)
+            assert write is not None and self.states[read] == tuple(tokens[:start]), "another's state"
+            self.states[write] = "half of a step"
+            if data.draw(st.booleans()):
+                assert self.pool.state_slots(seq) == (read, write), "a step that failed is run again"
+            self.states[write] = tuple(tokens[: start + num_tokens])
         self.pool.commit(seq, num_tokens, tokens if publish else None)
         self.cached[seq] += num_tokens
+        if self.has_states and num_tokens and (how := data.draw(st.sampled_from(["passing", "lasting", ""]))):
+            self.pool.keep_state(seq, passing=how == "passing")
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data(), forget=st.booleans())
@@ -139,6 +162,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.check()
             chain = self.pool.find(self.tokens[seq], self.cached[seq])
             assert not any(set(self.pool.found(chain, group)) & tables[group] for group in self.groups)
+            assert not any(node.has_snapshot for node in chain.path)
         free = self.pool.num_free
         self.pool.free(seq)
         lost = sum(len(table - self.held(group, without=seq)) for group, table in zip(self.groups, tables, strict=True))
@@ -175,6 +199,12 @@ class PoolMachine(RuleBasedStateMachine):
             assert len(set(own)) == len(own), "two sequences will write to one block"
         for chain in self.chains:
             assert pool.follow(chain) == pool.find(chain.token_ids, chain.limit).num_found == longest(pool, chain.path)
+            assert chain.num_stored >= chain.num_found
+            if self.has_states and chain.num_found:
+                slot = pool.states._snapshots[chain.path[chain.num_found - 1]]
+                assert self.states[slot] == tuple(chain.token_ids[: chain.num_found * size]), (
+                    "a state of something else"
+                )
             for group in self.groups:
                 for place, block in enumerate(pool.found(chain, group)):
                     for position in range(place * size, (place + 1) * size if block != -1 else 0):
@@ -183,7 +213,10 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 def longest(pool: BlockPool, path: Sequence[PrefixNode]) -> int:
-    """By its definition: the most nodes such that every group has the blocks that the next token sees."""
+    """By its definition: the most nodes such that every group has the blocks that the next token sees.
+
+    And there is a snapshot after them, if the pool has states.
+    """
 
     def is_whole(num: int) -> bool:
         return all(
@@ -191,7 +224,7 @@ def longest(pool: BlockPool, path: Sequence[PrefixNode]) -> int:
             for group, size in enumerate(pool.sizes)
             for place in range(num)
             if size.window is None or (place + 1) * pool.block_size > num * pool.block_size - size.window + 1
-        )
+        ) and (num == 0 or pool.states is None or pool.states.has(path[num - 1]))
 
     return max(num for num in range(len(path) + 1) if is_whole(num))
 
@@ -521,3 +554,43 @@ def test_what_never_fits_is_refused_in_every_group() -> None:
     check_fits(10**9, [GroupSize(3, 20)], 16)
     with pytest.raises(CapacityError, match=r"may grow to 65 .* 48 at once in layers with a window, which holds 32"):
         check_fits(65, [GroupSize(5), GroupSize(2, 20)], 16)
+
+
+# States
+
+
+def test_a_snapshot_whose_window_is_gone_is_no_beginning() -> None:
+    """It is where the window's blocks were evicted; those that are there end without a snapshot."""
+    pool = BlockPool([GroupSize(20), GroupSize(3, 4)], 2, StateSlots(max_num_seqs=1, max_snapshots=1))
+    tokens = list(range(12))
+    pool.allocate(0)
+    for num_tokens in range(2, 13, 2):
+        pool.reserve(0, 2)
+        pool.commit(0, 2, tokens)
+        if num_tokens == 4:
+            pool.keep_state(0)
+        chain = pool.find(tokens, 12)
+        assert chain.num_stored == num_tokens // 2
+        assert chain.num_found == (2 if num_tokens in (4, 6) else 0), "the third block takes the place of the first"
+        pool.check()
+
+
+def test_a_model_of_states_alone_has_room_for_any_text_and_a_bound_of_its_index() -> None:
+    pool = BlockPool([], 1, StateSlots(max_num_seqs=1, max_snapshots=2))
+    for number in range(4):
+        pool.allocate(number)
+        tokens = [number] * 1000
+        assert pool.room(number) > 10**9
+        pool.reserve(number, 1000)
+        pool.commit(number, 1000, tokens)
+        pool.keep_state(number)
+        assert pool.find(tokens, 1000).num_found == 1000, "its own end is on the way"
+        pool.free(number)
+        assert pool.states is not None and pool.states.num_snapshots == 0, "1,000 nodes are more than 128 for each"
+        pool.check()
+    pool.allocate(4)
+    pool.commit(4, 200, [4] * 200)
+    pool.keep_state(4)
+    pool.free(4)
+    assert pool.find([4] * 300, 300).num_found == 200
+    pool.check()

@@ -11,6 +11,7 @@ from karat.kv.groups import (
     SharedKeys,
     State,
     bytes_of_sequence,
+    bytes_of_state,
     bytes_per_token,
     groups_of,
     keys_read,
@@ -75,6 +76,11 @@ def test_bytes_of_a_token_are_those_of_keys_and_values() -> None:
     keeps = [Keys(2, 8, 4, None), STATE, Keys(1, 16, 16, 512), SharedKeys(0), None]
     assert bytes_per_token(keeps, "float16") == (2 * 12 + 32) * 2
     assert bytes_per_token(keeps, "float32") == (2 * 12 + 32) * 4
+
+
+def test_bytes_of_a_state_are_those_of_its_arrays() -> None:
+    keeps = [Keys(2, 8, 4, None), State(((2, 3), (5,))), None, State(((7,),)), SharedKeys(0)]
+    assert bytes_of_state(keeps, "float32") == (2 * 3 + 5 + 7) * 4 and bytes_of_state([LOCAL, None], "float32") == 0
 
 
 def test_a_window_bounds_what_a_sequence_keeps() -> None:

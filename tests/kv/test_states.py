@@ -16,12 +16,13 @@ Text = tuple[int, ...]  # the tokens after which a state is; as an identity of b
 class StatesMachine(RuleBasedStateMachine):
     """A state is the tokens that it was made of. A step appends to what it reads, and may fail halfway."""
 
-    @initialize(max_num_seqs=st.integers(1, 4), num_bytes=st.integers(0, 45))
-    def start(self, max_num_seqs: int, num_bytes: int) -> None:
-        self.slots = StateSlots(max_num_seqs=max_num_seqs, state_bytes=10, snapshot_bytes=num_bytes)
-        self.most_kept = num_bytes // 10
+    @initialize(max_num_seqs=st.integers(1, 4), most_kept=st.integers(0, 4))
+    def start(self, max_num_seqs: int, most_kept: int) -> None:
+        self.slots = StateSlots(max_num_seqs=max_num_seqs, max_snapshots=most_kept)
+        self.most_kept = most_kept
         self.texts: dict[int, Text] = {}
-        self.kept: list[Text] = []  # the least recently used first
+        self.kept: list[Text] = []  # the first to go first
+        self.passing: dict[Text, int] = {}  # snapshots of a sequence for itself
         self.content: dict[int | None, object] = {None: ()}
         self.next_id = 0
 
@@ -52,17 +53,30 @@ class StatesMachine(RuleBasedStateMachine):
         self.slots.commit(seq)
 
     @precondition(lambda self: any(self.texts.values()))
-    @rule(data=st.data())
-    def keep(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), passing=st.booleans())
+    def keep(self, data: st.DataObject, passing: bool) -> None:
         seq = data.draw(st.sampled_from(sorted(seq for seq, text in self.texts.items() if text)))
         text = self.texts[seq]
-        self.slots.keep(seq, text)
+        expected = None
+        before = next((kept for kept, owner in self.passing.items() if owner == seq), None)
+        if before is not None and before != text:
+            expected = before
+        elif text not in self.kept and 0 < self.most_kept == len(self.kept):
+            expected = self.kept[0]
+        if expected is not None:
+            self.kept.remove(expected)
+            self.passing.pop(expected, None)
+        assert self.slots.keep(seq, text, passing=passing) == expected
         if text in self.kept:
-            self.use(text)
-        else:
-            self.kept = [*self.kept, text][-self.most_kept :] if self.most_kept else []
+            if not passing:
+                self.use(text)
+        elif self.most_kept:
+            self.kept = [text, *self.kept] if passing else [*self.kept, text]
+            if passing:
+                self.passing[text] = seq
 
     def use(self, text: Text) -> None:
+        self.passing.pop(text, None)
         self.kept.remove(text)
         self.kept.append(text)
 
@@ -72,6 +86,7 @@ class StatesMachine(RuleBasedStateMachine):
         text = data.draw(st.sampled_from(self.kept))
         self.slots.drop(text)
         self.kept.remove(text)
+        self.passing.pop(text, None)
         self.slots.drop(text)
 
     @precondition(lambda self: self.texts)
@@ -80,6 +95,8 @@ class StatesMachine(RuleBasedStateMachine):
         seq = self.pick(data)
         self.slots.free(seq)
         del self.texts[seq]
+        for text in [kept for kept, owner in self.passing.items() if owner == seq]:
+            self.use(text)
 
     @invariant()
     def agrees(self) -> None:
@@ -87,6 +104,7 @@ class StatesMachine(RuleBasedStateMachine):
             return
         self.slots.check()
         assert list(self.slots._snapshots) == self.kept and self.slots.num_snapshots == len(self.kept)
+        assert self.slots._owners == self.passing
         assert all(self.slots.has(text) and self.content[self.slots._snapshots[text]] == text for text in self.kept)
         for seq, text in self.texts.items():
             assert self.content[self.slots.step(seq)[0]] == text, "another's state"
@@ -97,7 +115,7 @@ TestStates.settings = settings(max_examples=examples(150), stateful_step_count=5
 
 
 def states(max_num_seqs: int = 2, num_snapshots: int = 2) -> StateSlots:
-    return StateSlots(max_num_seqs=max_num_seqs, state_bytes=7, snapshot_bytes=7 * num_snapshots + 6)
+    return StateSlots(max_num_seqs=max_num_seqs, max_snapshots=num_snapshots)
 
 
 def test_a_step_reads_one_slot_and_writes_the_other() -> None:
@@ -140,6 +158,34 @@ def test_a_snapshot_that_goes_is_still_there_for_who_is_about_to_read_it() -> No
     slots.commit(0)
     slots.keep(0, "second")
     assert not slots.has("first") and slots.has("second") and slots.step(1) == (read, write)
+    slots.check()
+
+
+def test_a_passing_snapshot_is_replaced_by_the_next_and_lasts_once_its_sequence_ends() -> None:
+    slots = states(num_snapshots=2)
+    for seq_id, text in enumerate("ab"):
+        slots.allocate(seq_id)
+        slots.commit(seq_id)
+        slots.keep(seq_id, text)
+    for text, gone in [("c", "a"), ("d", "c"), ("e", "d")]:
+        slots.commit(0)
+        assert slots.keep(0, text, passing=True) == gone
+    slots.commit(1)
+    assert slots.keep(1, "f", passing=True) == "e", "the first to go, though it is new"
+    slots.free(1)
+    slots.commit(0)
+    assert slots.keep(0, "g") == "b" and slots.has("f")
+    slots.check()
+
+
+def test_a_passing_snapshot_that_another_begins_with_lasts() -> None:
+    slots = states()
+    slots.allocate(0)
+    slots.commit(0)
+    slots.keep(0, "a", passing=True)
+    slots.allocate(1, "a")
+    slots.commit(0)
+    assert slots.keep(0, "b", passing=True) is None and slots.has("a") and slots.has("b")
     slots.check()
 
 

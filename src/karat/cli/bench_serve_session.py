@@ -69,6 +69,10 @@ def measured(
         }
         with LoadProgress(quiet=quiet) as progress:
             points = measure(plan, servers, manners, supply, rng, progress)
+        states = {}
+        for server in servers:
+            with server.awake():
+                states[server.name] = server.states()
     return {
         **facts_of_now(),
         "schema": SCHEMA,
@@ -79,7 +83,13 @@ def measured(
         if prompts.dataset is None
         else f"conversations of {prompts.dataset.name}",
         "servers": [
-            {"name": server.name, "url": server.url, "model": name, "command": _shown(server.command)}
+            {
+                "name": server.name,
+                "url": server.url,
+                "model": name,
+                "command": _shown(server.command),
+                "states": states[server.name],
+            }
             for server, name in zip(servers, names, strict=True)
         ],
         **_arithmetic(path, targets, overrides),

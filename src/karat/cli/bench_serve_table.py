@@ -8,6 +8,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from karat.cli.terminal import bytes_text
+
 _WIDTH = 1000  # of the paper, not of the table: no figure is cut
 _HEAD = ("load", "", "req/s", "tok/s", "all tok/s", "TTFT", "TPOT", "ITL", "E2E", "tok/event", "cached", "failed")
 _LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
@@ -94,6 +96,13 @@ def _remarks(result: Mapping[str, Any]) -> Iterator[str]:
         shares = result["load"]["prefix_tokens"] or result["load"]["turns"] > 1 or result["load"]["dataset"]
         if kind == "cold" and (figures["cached_share"] or 0) > 0.02 and not shares:
             yield f"{where}: {figures['cached_share']:.0%} of the prompts came from the cache, although they were new"
+    for server in result["servers"]:
+        if found := server["states"]:
+            yield (
+                f"{server['name']}: states take {bytes_text(found['bytes'])}; {found['kept']} of at most "
+                f"{found['most_kept']} are kept for later prompts; {found['stateless_tokens']:,} tokens were in the "
+                "cache without one"
+            )
     costs = [figures["client_s_per_event"] for *_, figures in _rows(result) if figures["client_s_per_event"]]
     if costs:
         share = max(figures["client_share"] or 0 for *_, figures in _rows(result))

@@ -199,12 +199,13 @@ def _chat_facts(tokenizer: "Tokenizer") -> dict[str, Any]:
 def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict[str, Any]:
     """Bytes of one sequence of each length, by type of the KV cache; weights in their stored types.
 
-    Layers with a window keep the tokens of the window alone.
+    Layers with a window keep the tokens of the window alone. A running sequence has two states, in float32.
     """
-    from karat.kv.groups import bytes_of_sequence, bytes_per_token
+    from karat.kv.groups import bytes_of_sequence, bytes_of_state, bytes_per_token
     from karat.models.decoder import outline
 
     longest, keeps = config.max_position_embeddings, outline(config).keeps
+    state_bytes = bytes_of_state(keeps, "float32")
     lengths = [2**k for k in range(_MIN_CONTEXT_LEN.bit_length() - 1, longest.bit_length()) if 2**k < longest]
     held = {
         length: {dtype: bytes_of_sequence(keeps, dtype, length) for dtype in _KV_DTYPES}
@@ -213,12 +214,13 @@ def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict
     return {
         "weight_bytes": weight_bytes,
         "float32_weight_bytes": num_parameters * FLOAT_BYTES["float32"],
+        "state_bytes": state_bytes,
         "kv_bytes_per_token": {dtype: bytes_per_token(keeps, dtype) for dtype in _KV_DTYPES},
         "contexts": [
             {
                 "tokens": length,
                 "kv_bytes": kv_bytes,
-                "total_bytes": {dtype: weight_bytes + size for dtype, size in kv_bytes.items()},
+                "total_bytes": {dtype: weight_bytes + 2 * state_bytes + size for dtype, size in kv_bytes.items()},
             }
             for length, kv_bytes in held.items()
         ],
@@ -318,4 +320,9 @@ def _memory_text(memory: dict[str, Any]) -> str:
         f"memory: weights {stored}, as stored (types without kernels in float32; all on the reference executor: "
         f"{all_float32}), and for one sequence, by its tokens"
     )
+    if state := memory["state_bytes"]:
+        title += (
+            f"; its state takes {bytes_text(state)}, twice while it runs (in the totals), and once for each snapshot "
+            "(--state-cache-bytes)"
+        )
     return f"{title}\n\n{columns([head, *rows], right='01234')}"

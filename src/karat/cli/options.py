@@ -187,6 +187,10 @@ class LoadOptions(ComputeOptions):
         flag("Model", "--no-enable-prefix-caching", "Compute beginnings again that prompts share with earlier ones."),
     ] = None
 
+    state_cache_bytes: Annotated[
+        int | None, option("Model", "N", "Memory for states that later prompts begin with, in bytes (0: none).")
+    ] = None
+
     def given(self) -> dict[str, Any]:
         """Arguments for LLM: only what was on the command line. Raises UsageError for several activations."""
         arguments = ComputeOptions.given(self)

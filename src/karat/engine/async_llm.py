@@ -118,7 +118,13 @@ class AsyncLLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.end_token_ids = defaults.end_token_ids
-        self._maker = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=0)
+        self._maker = RequestMaker(
+            self.tokenizer,
+            defaults,
+            max_model_len=self.max_model_len,
+            seed=0,
+            with_cache_points=ready.sizes.keeps_snapshots,
+        )
         # What the engine would refuse is refused here, before it is queued.
         self.admission = Admission(ready.sizes, GrammarCache.of(self.tokenizer, self.vocab_size))
         self._dialect: Dialect | None = None

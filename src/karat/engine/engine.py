@@ -82,7 +82,7 @@ class Engine:
         """
         self.config = config
         self.scheduler = Scheduler(
-            BlockPool(config.groups, config.block_size),
+            BlockPool(config.groups, config.block_size, config.states),
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_prompt_logits=config.max_prompt_logits,
@@ -108,7 +108,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The counters at this moment. It is cheap and changes nothing."""
-        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        scheduler, blocks, config = self.scheduler, self.scheduler.blocks, self.config
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -117,6 +117,10 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.num_wanted_tokens,
             prefix_hits=scheduler.num_found_tokens,
+            prefix_stateless=scheduler.num_stateless_tokens,
+            state_bytes=config.num_state_slots * config.state_bytes,
+            num_snapshots=0 if blocks.states is None else blocks.states.num_snapshots,
+            max_snapshots=config.max_snapshots,
             num_steps=self._num_steps,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generated_tokens=self._num_generated_tokens,
@@ -134,7 +138,7 @@ class Engine:
         choices, grammar = [], grammar or self.admission.grammar(request)
         words = words_of(request.params, self._tokenizer)
         for index in range(request.params.n):
-            own = {"salt": request.salt, "shares": request.shares, "priority": request.priority}
+            own = {name: getattr(request, name) for name in ("salt", "shares", "priority", "cache_point")}
             sequence = self._sequence(request.prompt_token_ids, max_tokens - 1, **own)
             choices.append(Choice(request, index, sequence, self._tokenizer, max_tokens, grammar, words))
         going = [choice for choice in choices if choice.finish_reason is None]  # a resumed one may have its end

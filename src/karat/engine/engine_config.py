@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.sizes import GroupSize, windowed_blocks
+from karat.kv.states import StateSlots, num_state_slots
 from karat.ops.executor import StepLimits
 
 PROMPT_LOGITS_BYTES = 64 * 1024**2  # the most bytes of logits of prompt positions in one step
@@ -20,6 +21,9 @@ class EngineConfig:
     decoding takes at most about max_step_ms (0: no bound), by computing less of prompts. With overlaps_steps the next
     step is submitted while one is computed. key_work is the work of one key that a token sees, as a fraction of the
     token's linear layers (karat.engine.scheduling.step_budget).
+
+    state_bytes is what the states of one sequence take, of all layers that keep one; max_snapshots of them are kept for
+    later texts beside those of running sequences (karat.kv.states).
     """
 
     vocab_size: int
@@ -33,6 +37,8 @@ class EngineConfig:
     key_work: float = 0.0
     overlaps_steps: bool = False
     windows: tuple[int | None, ...] = (None,)
+    state_bytes: int = 0
+    max_snapshots: int = 0
 
     @property
     def groups(self) -> tuple[GroupSize, ...]:
@@ -45,6 +51,23 @@ class EngineConfig:
     def group_blocks(self) -> tuple[int, ...]:
         """The number of blocks of each cache group."""
         return tuple(group.num_blocks for group in self.groups)
+
+    @property
+    def states(self) -> StateSlots | None:
+        """Slots for states, all empty; None for a model that keeps none."""
+        if self.state_bytes == 0:
+            return None
+        return StateSlots(max_num_seqs=self.max_num_seqs, max_snapshots=self.max_snapshots)
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether states are kept for later texts."""
+        return self.state_bytes > 0 and self.max_snapshots > 0 and self.enable_prefix_caching
+
+    @property
+    def num_state_slots(self) -> int:
+        """The number of slots for states."""
+        return num_state_slots(self.max_num_seqs, self.max_snapshots) if self.state_bytes else 0
 
     def _windowed(self, window: int) -> GroupSize:
         num_blocks = windowed_blocks(

@@ -81,6 +81,9 @@ class LLM:
     - kv_cache_bytes, or num_blocks (of 16 tokens): the size of the KV cache. By default it has room for max_num_seqs
       full contexts, but takes at most 40 % of the available memory. Layers with a window have as many blocks as they
       need for as many contexts.
+    - state_cache_bytes: memory for states that are kept for later prompts, of models with recurrent layers
+      (docs/serving.md). By default as many as four for each of max_num_seqs, but at most a tenth of the available
+      memory. 0 keeps none. The states of running sequences come in addition.
     - enable_prefix_caching: keeps computed blocks, while there is room, for prompts with the same first tokens.
     - generation_config: "auto" takes default sampling from the model's generation_config.json (see
       karat.engine.model_loading.defaults), "none" takes SamplingParams(). End tokens are the model's in both cases.
@@ -128,6 +131,7 @@ class LLM:
         max_num_batched_tokens: int = 512,
         kv_cache_bytes: int | None = None,
         num_blocks: int | None = None,
+        state_cache_bytes: int | None = None,
         enable_prefix_caching: bool = True,
         generation_config: GenerationSource = "auto",
         quantize: Quantization | None = None,
@@ -167,6 +171,7 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             kv_cache_bytes=kv_cache_bytes,
             num_blocks=num_blocks,
+            state_cache_bytes=state_cache_bytes,
             enable_prefix_caching=enable_prefix_caching,
             generation_config=generation_config,
             quantize=quantize,
@@ -221,7 +226,13 @@ class LLM:
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
         self.engine = Engine(run, self.tokenizer, plan.sizes)
-        self._maker = RequestMaker(self.tokenizer, defaults, max_model_len=self.max_model_len, seed=seed)
+        self._maker = RequestMaker(
+            self.tokenizer,
+            defaults,
+            max_model_len=self.max_model_len,
+            seed=seed,
+            with_cache_points=plan.sizes.keeps_snapshots,
+        )
         prepare, packed = Preparation(quantize, quiet=True), self.packed  # not self: the thread must not keep it alive
         stored = StoredModel(
             config=self.config,

@@ -60,12 +60,13 @@ def open_runner(
     limits: StepLimits,
     *,
     block_size: int = BLOCK_SIZE,
+    num_states: int = 0,
     guard: bool = False,
 ) -> Runner:
     """The model with a new KV cache, as a function of batches. `guard` checks every result (karat.ops.guard).
 
-    num_blocks are those of each cache group.
+    num_blocks are those of each cache group, num_states the slots of states.
     """
     ops = model.ops
-    caches = new_caches(ops, model.keeps, kv_dtype, num_blocks, block_size=block_size)
+    caches = new_caches(ops, model.keeps, kv_dtype, num_blocks, block_size=block_size, num_states=num_states)
     return model_runner(model.on(Guard(ops)) if guard else model, caches, limits)

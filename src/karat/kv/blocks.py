@@ -10,6 +10,10 @@ share their first blocks (karat.kv.prefix):
     sequence B, table  [5, 2, 0]   block 5 | block 2 | block 0       blocks 5 and 2 are shared, and full
 
 In a group with a window a table begins with GIVEN_BACK for blocks that no later token sees (karat.kv.sizes).
+
+Layers with a state have no blocks. A sequence has slots for its state beside its tables (karat.kv.states), and begins
+with blocks of others only where there is a snapshot of the state after them. A model of such layers alone has no group;
+its texts are cut into blocks all the same, which name the snapshots.
 """
 
 from bisect import bisect_left
@@ -19,11 +23,14 @@ from dataclasses import dataclass
 
 from karat.errors import CapacityError
 from karat.kv.group_blocks import GIVEN_BACK, GroupBlocks
-from karat.kv.prefix import PrefixIndex, PrefixNode, Salt
+from karat.kv.prefix import Chain, PrefixIndex, PrefixNode, Salt
 from karat.kv.sizes import GroupSize
+from karat.kv.states import StateSlots
 
 BLOCK_SIZE = 16  # tokens, by default
 NODES_PER_BLOCK = 8  # the most nodes of the index for each block; a node takes half a KiB
+NODES_PER_SNAPSHOT = 128  # and for each snapshot: so many lie between two of a long text
+_UNBOUNDED = 2**62  # tokens, where no group bounds them
 
 
 @dataclass(slots=True)
@@ -40,21 +47,6 @@ class _Held:
     num_told: int
 
 
-class Chain:
-    """What a text can begin with: `path` are the nodes of its first blocks, and it can begin with `num_found` of them.
-
-    `BlockPool.follow` brings both up to date. `limit` is in tokens: no block beyond it is looked for.
-    """
-
-    def __init__(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> None:
-        self.token_ids = token_ids
-        self.limit = limit  # tokens
-        self.salt = salt
-        self.path: list[PrefixNode] = []
-        self.num_found = 0
-        self.num_revived = 0  # of the index, at the last call of `follow`
-
-
 class BlockPool:
     """The blocks of all cache groups. In its group a block is empty, held (in one or several tables), or kept.
 
@@ -69,22 +61,33 @@ class BlockPool:
     full blocks are in several tables, and their slots are never written again. The blocks that a sequence gets depend
     only on the calls before. Unknown sequences raise KeyError. Sequences of different salts never share a block.
 
+    With `states` (layers that keep a state, and this pool's alone) a step also reads and writes `state_slots`, and
+    `commit` counts the written one. `keep_state` makes a snapshot of what is committed.
+
     A text can begin with its first n blocks if every group has those of them that the next token sees: all of them,
     and in a group with a window the last ones. So the index has nodes whose blocks were all given back and evicted, on
     the way to others. Kept blocks of groups with windows are evicted while it has more than NODES_PER_BLOCK nodes for
     each block; then it has no more, or only nodes on the way to what running sequences hold.
     """
 
-    def __init__(self, sizes: Sequence[GroupSize], block_size: int) -> None:
-        assert sizes and block_size > 0, f"{len(sizes)} groups of blocks of {block_size}"
+    def __init__(self, sizes: Sequence[GroupSize], block_size: int, states: StateSlots | None = None) -> None:
+        assert (sizes or states) and block_size > 0, f"{len(sizes)} groups of blocks of {block_size}"
         self.sizes = tuple(sizes)
         self.block_size = block_size
         self.num_blocks = sum(size.num_blocks for size in sizes)
         self._index = PrefixIndex(len(sizes), block_size)
         self._groups = [GroupBlocks(size, number, block_size, self._index) for number, size in enumerate(sizes)]
         self._windowed = [group for group in self._groups if group.size.window is not None]
+        self.states = states
         self._max_nodes = NODES_PER_BLOCK * self.num_blocks
+        if states is not None:
+            self._max_nodes += NODES_PER_SNAPSHOT * states.max_snapshots
         self._held: dict[int, _Held] = {}
+
+    def anew(self) -> "BlockPool":
+        """An empty pool of the same sizes."""
+        states = self.states
+        return BlockPool(self.sizes, self.block_size, None if states is None else states.anew())
 
     @property
     def num_free(self) -> int:
@@ -116,10 +119,11 @@ class BlockPool:
         index, path = self._index, chain.path
         num_known = index.extend(path, chain.token_ids, chain.limit, chain.salt)
         if index.num_revived != chain.num_revived:
-            chain.num_found, chain.num_revived = self._most_usable(path, len(path)), index.num_revived
+            chain.num_stored, chain.num_revived = self._most_usable(path, len(path)), index.num_revived
         else:  # so many blocks more than before are usable only where the path has grown
             grown = self._most_usable(path, len(path), num_known)
-            chain.num_found = grown or self._most_usable(path, min(chain.num_found, len(path)))
+            chain.num_stored = grown or self._most_usable(path, min(chain.num_stored, len(path)))
+        chain.num_found = chain.num_stored if self.states is None else self._most_with_state(chain, self.states)
         return chain.num_found
 
     def found(self, chain: Chain, group: int) -> list[int]:
@@ -156,19 +160,23 @@ class BlockPool:
         end = chain.path[num_found - 1] if chain and num_found else None
         if end is not None:
             end.num_ends += 1
+        if self.states is not None:
+            self.states.allocate(seq_id, end)
         salt = chain.salt if chain else None
         self._held[seq_id] = _Held(tables, num_found * self.block_size, salt, end, num_found)
 
     def room(self, seq_id: int) -> int:
         """Tokens that `reserve` can take for this sequence now."""
         held = self._held[seq_id]
+        if not self._groups:
+            return _UNBOUNDED
         num_free = min(group.num_free for group in self._groups)
         return (len(held.tables[0]) + num_free) * self.block_size - held.cached_len
 
     def reserve(self, seq_id: int, num_tokens: int) -> None:
         """Extend the block tables to hold `num_tokens` beyond the cached ones; CapacityError if blocks run out."""
         held = self._held[seq_id]
-        num_new = self.blocks_for(held.cached_len + num_tokens) - len(held.tables[0])
+        num_new = self.blocks_for(held.cached_len + num_tokens) - min(map(len, held.tables), default=_UNBOUNDED)
         if num_new <= 0:
             return
         for group in self._groups:
@@ -189,7 +197,10 @@ class BlockPool:
         held, size = self._held[seq_id], self.block_size
         before = held.cached_len
         held.cached_len += num_tokens
-        assert held.cached_len <= len(held.tables[0]) * size, f"sequence {seq_id}: more committed than reserved"
+        reserved = min(map(len, held.tables), default=_UNBOUNDED) * size
+        assert held.cached_len <= reserved, f"sequence {seq_id}: more committed than reserved"
+        if self.states is not None and num_tokens:
+            self.states.commit(seq_id)
         if token_ids is not None:
             assert held.cached_len <= len(token_ids), f"sequence {seq_id}: more committed than there are tokens"
             for place in range(before // size, held.cached_len // size):
@@ -201,6 +212,25 @@ class BlockPool:
                 table[place] = GIVEN_BACK
         self._bound_index()
 
+    def keep_state(self, seq_id: int, *, passing: bool = False) -> None:
+        """Keep the state of a sequence for texts that begin alike, if it ends with a block that can be found.
+
+        `passing` is for the sequence itself (karat.kv.states).
+        """
+        held, states = self._held[seq_id], self.states
+        node = held.end
+        assert states is not None, "no layer keeps a state"
+        if node is None or not node.is_findable or held.num_told * self.block_size != held.cached_len:
+            return
+        gone = states.keep(seq_id, node, passing=passing)
+        node.has_snapshot = states.has(node)
+        if isinstance(gone, PrefixNode):
+            self._drop_snapshot(gone)
+
+    def state_slots(self, seq_id: int) -> tuple[int | None, int | None]:
+        """The slots of states that the next step of this sequence reads (None: there is no state yet) and writes."""
+        return (None, None) if self.states is None else self.states.step(seq_id)
+
     def free(self, seq_id: int) -> None:
         """End a sequence. Blocks that no other sequence holds are free at once.
 
@@ -208,6 +238,8 @@ class BlockPool:
         of texts, which several texts share, stay longest.
         """
         held = self._held.pop(seq_id)
+        if self.states is not None:
+            self.states.free(seq_id)
         for group, table in zip(self._groups, held.tables, strict=True):
             for place in range(len(table) - 1, group.first_seen(held.cached_len) - 1, -1):
                 group.release(table[place])
@@ -217,13 +249,18 @@ class BlockPool:
         self._bound_index()
 
     def forget(self, seq_id: int) -> None:
-        """Make the blocks of a sequence, and all their continuations, unfindable: their K and V must not be used."""
+        """Make the blocks of a sequence, and all their continuations, unfindable: their K and V must not be used.
+
+        Nor must the states after them.
+        """
         end = self._held[seq_id].end
         if end is not None and end.is_findable:
             *_, first = end.path()
             for node in self._index.remove_with_descendants(first):
                 for group in self._groups:
                     group.forget(node)
+                if node.has_snapshot:
+                    self._drop_snapshot(node)
 
     def cached_len(self, seq_id: int) -> int:
         """The number of positions in the cache: 0 … cached_len - 1."""
@@ -265,6 +302,16 @@ class BlockPool:
                     is_chain = not node.is_findable or node.blocks[group.number] == block
                     assert is_chain, f"sequence {seq_id}: its blocks are no chain"
         assert len(self._index) <= max(self._max_nodes, len(on_the_way)), "the index has too many nodes"
+        kept = [node for node in self._index.nodes() if node.has_snapshot]
+        if self.states is None:
+            assert not kept, "snapshots of no state"
+            return
+        self.states.check()
+        assert len(kept) == self.states.num_snapshots and all(map(self.states.has, kept)), "snapshots ≠ nodes"
+        for seq_id, seq in self._held.items():
+            is_begun = self.states.step(seq_id)[0] is not None
+            assert is_begun == (seq.cached_len > 0), f"sequence {seq_id}: a state of other tokens"
+        assert self.states.num_seqs == len(self._held), "states of other sequences"
 
     def _cost(self, group: GroupBlocks, num_tokens: int, chain: Chain | None, step_tokens: int) -> int:
         """Free blocks that a new sequence takes at most, if it may take all."""
@@ -305,6 +352,22 @@ class BlockPool:
                 return num
         return 0
 
+    def _most_with_state(self, chain: Chain, states: StateSlots) -> int:
+        """The most of the usable blocks of a chain after which there is a snapshot."""
+        looked_at = (chain.num_stored, states.num_changes, self._index.num_revived)
+        most = chain.num_found if looked_at == chain.looked_at else chain.num_stored
+        chain.looked_at = looked_at
+        for num in range(most, 0, -1):
+            if chain.path[num - 1].has_snapshot and self._most_usable(chain.path, num, num - 1):
+                return num
+        return 0
+
+    def _drop_snapshot(self, node: PrefixNode) -> None:
+        assert self.states is not None
+        self.states.drop(node)
+        node.has_snapshot = False
+        self._index.drop_unneeded(node)
+
     def _num_held(self, group: GroupBlocks, path: Sequence[PrefixNode], first: int, stop: int) -> int:
         """How many of the group's blocks of a path's nodes first … stop - 1 a sequence holds."""
         if group.size.window is None:  # a sequence that holds a block holds those before it too
@@ -324,9 +387,16 @@ class BlockPool:
             table[place] = group.publish(table[place], node)
 
     def _bound_index(self) -> None:
-        """Evict kept blocks of groups with windows while the index has too many nodes. Others have none without."""
+        """Evict kept blocks of groups with windows, and then snapshots, while the index has too many nodes.
+
+        Other groups have none without a block.
+        """
         while len(self._index) > self._max_nodes:
-            group = max(self._windowed, key=lambda group: group.num_kept)
-            if not group.num_kept:
+            group = max(self._windowed, key=lambda group: group.num_kept, default=None)
+            oldest = None if self.states is None else self.states.oldest
+            if group is not None and group.num_kept:
+                group.evict()
+            elif isinstance(oldest, PrefixNode):
+                self._drop_snapshot(oldest)
+            else:
                 return
-            group.evict()

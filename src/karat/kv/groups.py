@@ -10,6 +10,7 @@ layer     keeps                           group
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from karat.config import FLOAT_BYTES, FloatName
 
@@ -90,6 +91,12 @@ def bytes_of_sequence(keeps: Sequence[Keep], dtype: FloatName, num_tokens: int) 
         for keep in keeps
         if isinstance(keep, Keys)
     )
+
+
+def bytes_of_state(keeps: Sequence[Keep], dtype: FloatName) -> int:
+    """Bytes of the states of one sequence over all layers, once."""
+    numbers = sum(prod(shape) for keep in keeps if isinstance(keep, State) for shape in keep.shapes)
+    return numbers * FLOAT_BYTES[dtype]
 
 
 def bytes_per_token(keeps: Sequence[Keep], dtype: FloatName) -> int:

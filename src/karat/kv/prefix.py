@@ -9,7 +9,8 @@ before the first, so texts of different salts (tenants, adapters, images) share 
                                 <- [the, roof, and, …]
                                          9, 4
 
-A node is one piece of text for all cache groups; each group has its block, or none. Bookkeeping only.
+A node is one piece of text for all cache groups; each group has its block, or none. There may be a snapshot of the
+state after it (karat.kv.states). Bookkeeping only.
 """
 
 from collections import Counter
@@ -23,8 +24,8 @@ Salt = str | None
 class PrefixNode:
     """The tokens of one block after all tokens before them. `blocks` are those with their K and V, by group.
 
-    It is findable while it has a block, a node after it, or a sequence whose last full block it is (`num_ends`).
-    Otherwise it leaves the index and never comes back: the same text gets a new node.
+    It is findable while it has a block, a snapshot, a node after it, or a sequence whose last full block it is
+    (`num_ends`). Otherwise it leaves the index and never comes back: the same text gets a new node.
     """
 
     parent: "PrefixNode | None"  # None: the text begins here
@@ -33,6 +34,7 @@ class PrefixNode:
     blocks: list[int | None]
     num_children: int = 0
     num_ends: int = 0
+    has_snapshot: bool = False
     is_findable: bool = True
 
     @property
@@ -48,7 +50,25 @@ class PrefixNode:
 
     @property
     def is_needed(self) -> bool:
-        return self.num_children > 0 or self.num_ends > 0 or any(block is not None for block in self.blocks)
+        is_used = self.num_children > 0 or self.num_ends > 0 or self.has_snapshot
+        return is_used or any(block is not None for block in self.blocks)
+
+
+class Chain:
+    """What a text can begin with: `path` are the nodes of its first blocks, and it can begin with `num_found` of them.
+
+    `BlockPool.follow` brings both up to date. `limit` is in tokens: no block beyond it is looked for.
+    """
+
+    def __init__(self, token_ids: Sequence[int], limit: int, salt: Salt = None) -> None:
+        self.token_ids = token_ids
+        self.limit = limit  # tokens
+        self.salt = salt
+        self.path: list[PrefixNode] = []
+        self.num_found = 0
+        self.num_stored = 0  # blocks that are there; of these, those that no snapshot follows do not help
+        self.num_revived = 0  # of the index, at the last call of `follow`
+        self.looked_at: tuple[int, ...] = ()  # where the last call of `follow` looked for a snapshot, and among which
 
 
 class PrefixIndex:

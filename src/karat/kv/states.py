@@ -11,6 +11,9 @@ begins with the snapshot, reads it once and then writes to slots of its own.
     sequence 7    reads 3, writes 0       step, commit →   reads 0, writes 3
                   keep(7, node)           →                reads 0, writes 3      snapshot of node: 0
                   step, commit            →                reads 3, writes 5      snapshot of node: 0
+
+A passing snapshot is for the sequence itself, should it be preempted. Its next one takes its place, and it is the first
+to go when others need room. When the sequence ends or is preempted, it becomes as good as others.
 """
 
 from collections import Counter, OrderedDict
@@ -20,33 +23,51 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Running:
-    """The slot with the state after the last committed token (None: no token yet), and the slot of the next state."""
+    """The slot with the state after the last committed token (None: no token yet), and the slot of the next state.
+
+    `passing` is the block of its own passing snapshot.
+    """
 
     read: int | None
     write: int
+    passing: Hashable | None = None
 
 
 class StateSlots:
-    """Slots for the states of at most `max_num_seqs` sequences, and snapshots that take at most `snapshot_bytes`.
+    """Slots for the states of at most `max_num_seqs` sequences, and for at most `max_snapshots` snapshots.
 
     Each sequence has two slots at the most beside those of snapshots, so a slot to write to is always free. A new
     snapshot takes the place of the one that was kept or read least recently. Unknown sequences raise KeyError.
     """
 
-    def __init__(self, *, max_num_seqs: int, state_bytes: int, snapshot_bytes: int) -> None:
-        """`state_bytes` is what a slot takes: the states of all layers of one sequence."""
-        assert max_num_seqs > 0 and state_bytes > 0 and snapshot_bytes >= 0, "sizes of states"
+    def __init__(self, *, max_num_seqs: int, max_snapshots: int) -> None:
+        assert max_num_seqs > 0 and max_snapshots >= 0, "sizes of states"
         self.max_num_seqs = max_num_seqs
-        self.max_snapshots = snapshot_bytes // state_bytes
-        self.num_slots = 2 * max_num_seqs + self.max_snapshots
+        self.max_snapshots = max_snapshots
+        self.num_slots = num_state_slots(max_num_seqs, max_snapshots)
+        self.num_changes = 0  # how often a snapshot came or went
         self._empty = list(range(self.num_slots - 1, -1, -1))
         self._num_users = [0] * self.num_slots
         self._running: dict[int, _Running] = {}
-        self._snapshots: OrderedDict[Hashable, int] = OrderedDict()  # slot by identity, the least recently used first
+        self._snapshots: OrderedDict[Hashable, int] = OrderedDict()  # slot by identity, the first to go first
+        self._owners: dict[Hashable, int] = {}  # of passing snapshots, by identity
+
+    def anew(self) -> "StateSlots":
+        """Empty slots of the same number."""
+        return StateSlots(max_num_seqs=self.max_num_seqs, max_snapshots=self.max_snapshots)
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self._running)
 
     @property
     def num_snapshots(self) -> int:
         return len(self._snapshots)
+
+    @property
+    def oldest(self) -> Hashable | None:
+        """The block whose snapshot goes next, if there is any."""
+        return next(iter(self._snapshots), None)
 
     def has(self, identity: Hashable) -> bool:
         """Whether there is a snapshot of the state after this block."""
@@ -59,7 +80,7 @@ class StateSlots:
         read = None
         if identity is not None:
             read = self._snapshots[identity]
-            self._snapshots.move_to_end(identity)
+            self._use(identity)
             self._num_users[read] += 1
         self._running[seq_id] = _Running(read, self._take())
 
@@ -79,30 +100,48 @@ class StateSlots:
             self._release(before)
         running.write = self._take()
 
-    def keep(self, seq_id: int, identity: Hashable) -> None:
+    def keep(self, seq_id: int, identity: Hashable, *, passing: bool = False) -> Hashable | None:
         """Keep the state of a sequence as the snapshot of this block, the last of its tokens so far.
 
-        If there is one already, it counts as used. If there is no room for any, nothing is kept.
+        If there is one already, it counts as used, unless this one is `passing`. If there is no room for any, nothing
+        is kept. Returns the block whose snapshot went for it.
         """
-        read = self._running[seq_id].read
-        assert read is not None, f"sequence {seq_id} has no state yet"
-        if identity in self._snapshots:
-            self._snapshots.move_to_end(identity)
-        elif self.max_snapshots:
-            if len(self._snapshots) == self.max_snapshots:
-                self.drop(next(iter(self._snapshots)))
-            self._snapshots[identity] = read
-            self._num_users[read] += 1
+        running = self._running[seq_id]
+        assert running.read is not None, f"sequence {seq_id} has no state yet"
+        is_new = self.max_snapshots > 0 and identity not in self._snapshots
+        gone = None
+        if running.passing not in (None, identity):
+            gone = running.passing
+        elif is_new and len(self._snapshots) == self.max_snapshots:
+            gone = self.oldest
+        if gone is not None:
+            self.drop(gone)
+        if is_new:
+            self._snapshots[identity] = running.read
+            self._num_users[running.read] += 1
+            self.num_changes += 1
+            if passing:
+                running.passing = identity
+                self._owners[identity] = seq_id
+                self._snapshots.move_to_end(identity, last=False)
+        elif not passing and identity in self._snapshots:
+            self._use(identity)
+        return gone
 
     def drop(self, identity: Hashable) -> None:
         """Forget the snapshot of this block, if there is one. Sequences that are about to read it still may."""
         slot = self._snapshots.pop(identity, None)
         if slot is not None:
+            self._disown(identity)
+            self.num_changes += 1
             self._release(slot)
 
     def free(self, seq_id: int) -> None:
         """End a sequence. Snapshots stay."""
-        running = self._running.pop(seq_id)
+        running = self._running[seq_id]
+        if running.passing is not None:
+            self._use(running.passing)
+        del self._running[seq_id]
         self._release(running.write)
         if running.read is not None:
             self._release(running.read)
@@ -116,8 +155,21 @@ class StateSlots:
         assert sorted([*self._empty, *users]) == list(range(self.num_slots)), "a slot is lost, or empty and used"
         assert self._num_users == [users[slot] for slot in range(self.num_slots)], "users are miscounted"
         assert len(self._running) <= self.max_num_seqs and len(self._snapshots) <= self.max_snapshots, "too many"
+        owned = {running.passing: seq_id for seq_id, running in self._running.items() if running.passing is not None}
+        assert owned == self._owners and owned.keys() <= self._snapshots.keys(), "a passing snapshot of nobody"
         for seq_id, running in self._running.items():
             assert users[running.write] == 1, f"sequence {seq_id} will write to slot {running.write}, which is read"
+
+    def _use(self, identity: Hashable) -> None:
+        """A snapshot was wanted: it is the last to go."""
+        self._disown(identity)
+        self._snapshots.move_to_end(identity)
+
+    def _disown(self, identity: Hashable) -> None:
+        """If it is a passing snapshot, it is none any more."""
+        owner = self._owners.pop(identity, None)
+        if owner is not None:
+            self._running[owner].passing = None
 
     def _take(self) -> int:
         slot = self._empty.pop()
@@ -128,3 +180,8 @@ class StateSlots:
         self._num_users[slot] -= 1
         if self._num_users[slot] == 0:
             self._empty.append(slot)
+
+
+def num_state_slots(max_num_seqs: int, max_snapshots: int) -> int:
+    """Two for each running sequence, one that a step reads and one that it writes; and one for each snapshot."""
+    return 2 * max_num_seqs + max_snapshots

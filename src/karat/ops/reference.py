@@ -134,7 +134,7 @@ def _embedding(ops: ReferenceOps, op: api.Embedding) -> Array:
 
 def _rms_norm(ops: ReferenceOps, op: api.RmsNorm) -> Array:
     x, weight = op.x, op.weight
-    x = x.reshape(len(x), -1, weight.size)
+    x = x.reshape(len(x), prod(x.shape[1:]) // weight.size, weight.size)  # of a step without rows, too
     mean_square = np.mean(x * x, axis=-1, keepdims=True)
     factor = 1 + weight if op.plus_one else weight
     result: Array = x * (1 / np.sqrt(mean_square + ops.numbers.type(op.eps))) * factor

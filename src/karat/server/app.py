@@ -12,6 +12,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from karat import __version__
+from karat.engine.stats import EngineStats
 from karat.server import schema
 from karat.server.answering import Answering
 from karat.server.bodies import read_body
@@ -189,10 +190,24 @@ async def gauges_of(keeper: Keeper, state: ServerState) -> dict[str, tuple[str, 
             "karat_preemptions": ("Choices that gave their blocks to others, so far", stats.num_preemptions),
             "karat_prefix_cache_queries": ("Tokens looked for in the prefix cache, so far", stats.prefix_queries),
             "karat_prefix_cache_hits": ("Tokens found there, so far", stats.prefix_hits),
+            **(_state_gauges(stats) if stats.state_bytes else {}),
             "karat_steps": ("Steps, so far", stats.num_steps),
             "karat_tokens_generated": ("Tokens generated, so far", stats.num_generated_tokens),
         }
     return gauges
+
+
+def _state_gauges(stats: EngineStats) -> dict[str, tuple[str, float]]:
+    """Of a model whose layers keep a state of each sequence."""
+    return {
+        "karat_state_bytes": ("Memory of states, of running choices and of those kept", stats.state_bytes),
+        "karat_state_snapshots": ("States kept for later prompts", stats.num_snapshots),
+        "karat_state_snapshots_most": ("As many are kept at most", stats.max_snapshots),
+        "karat_prefix_cache_stateless": (
+            "Tokens found in the prefix cache without a state after them, and so computed again, so far",
+            stats.prefix_stateless,
+        ),
+    }
 
 
 def _json(answer: msgspec.Struct, status: int = 200) -> JsonBytes:

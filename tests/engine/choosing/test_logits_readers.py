@@ -121,11 +121,12 @@ def check_findable(engine: Engine) -> None:
     windows=st.sampled_from(WINDOWS),
     share=st.booleans(),
     late=st.booleans(),
+    states=st.booleans(),
 )
 def test_only_accepted_tokens_stay(
-    seed: int, num_blocks: int, windows: tuple[int | None, ...], share: bool, late: bool
+    seed: int, num_blocks: int, windows: tuple[int | None, ...], share: bool, late: bool, states: bool
 ) -> None:
-    """Beside requests, with preemptions, and with windows that give back blocks as tokens are accepted."""
+    """Beside requests, with preemptions, with windows that give back blocks as tokens are accepted, and with states."""
     rng = random.Random(seed)
     config = make_config(
         vocab_size=VOCAB,
@@ -135,6 +136,8 @@ def test_only_accepted_tokens_stay(
         enable_prefix_caching=share,
         windows=windows,
         overlaps_steps=late,
+        state_bytes=10 if states else 0,
+        max_snapshots=3 if states else 0,
     )
     model = FakeModel(config)
     engine = WholeEngine(Late(model.compute) if late else model, BYTES, config)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from karat import LLM
 from karat.engine.model_loading import cache_size
 from karat.engine.model_loading import load_plan as plan_module
-from karat.engine.model_loading.cache_size import LIST_BYTES, num_cache_blocks, require_room
+from karat.engine.model_loading.cache_size import LIST_BYTES, num_cache_blocks, num_snapshots, require_room
 from karat.errors import CapacityError
 from karat.machine.memory import available_bytes
 from karat.ops.executor import CacheSpec
@@ -123,6 +123,31 @@ def test_lists_of_blocks_and_tables_of_rope_are_counted() -> None:
     assert blocks(available, step_bytes=available // 3) == 200, "parts of attention, too"
     with pytest.raises(CapacityError, match=r"40% .* lists of blocks included.*lower max_model_len"):
         blocks(available, rope_bytes=available * 3 // 4)
+
+
+def test_states_of_running_sequences_come_first() -> None:
+    state = 63 * 2**20  # of Qwen3.5 35B-A3B
+
+    def kept(available: int, num_bytes: int | None = None, max_num_seqs: int = 16) -> int:
+        return num_snapshots(state, max_num_seqs=max_num_seqs, num_bytes=num_bytes, available=available)
+
+    assert kept(32 * state) == 0 and kept(42 * state) == 1 and kept(432 * state) == 40, "a tenth of the rest"
+    assert kept(10**6 * state) == 64 and kept(10**6 * state, max_num_seqs=1) == 4, "or four for each sequence"
+    assert kept(40 * state, 8 * state) == 8 and kept(40 * state, 8 * state - 1) == 7 and kept(32 * state, 0) == 0
+    with pytest.raises(
+        CapacityError,
+        match=r"max_num_seqs=16 sequences take 2\.0 GiB of memory \(two of 63\.0 MiB each\), and 1\.9 GiB .*lower",
+    ):
+        kept(31 * state)
+    with pytest.raises(CapacityError, match=rf"state_cache_bytes={8 * state + 1}: .*\(2\.0 GiB\) 504\.0 MiB of memory"):
+        kept(40 * state, 8 * state + 1)
+
+
+def test_states_leave_less_for_the_cache() -> None:
+    block_bytes = 16 * 2 * 2 * 2 * 8 * 4
+    available = 300 * (block_bytes + LIST_BYTES) * 5 // 2
+    assert blocks(available, state_bytes=available // 3) == 200
+    assert blocks(available, num_groups=0) == blocks(0, num_groups=0) == 0, "a model of states alone"
 
 
 @given(

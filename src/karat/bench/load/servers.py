@@ -16,11 +16,17 @@ import msgspec
 
 from karat.children.starter import Starter
 from karat.errors import ExecutorError, UsageError
-from karat.http_client import Client, FailedError
+from karat.http_client import Client, FailedError, HttpResponse
 
 _START_S = 600
 _END_S = 30
 _LOOK_S = 0.1
+_STATES = {
+    "karat_state_bytes": "bytes",
+    "karat_state_snapshots": "kept",
+    "karat_state_snapshots_most": "most_kept",
+    "karat_prefix_cache_stateless": "stateless_tokens",
+}
 
 
 class MeasuredServer:
@@ -63,6 +69,15 @@ class MeasuredServer:
             raise UsageError(f"{self.url} serves no model {wanted!r}, but {', '.join(names)}; give --model-name one")
         return names[0] if wanted is None else wanted
 
+    def states(self) -> dict[str, int] | None:
+        """Of a Karat whose model keeps states: their bytes, and how many are kept for later prompts. To be awake."""
+        try:
+            page = asyncio.run(self._get("/metrics")).body.decode(errors="replace")
+        except FailedError:
+            return None
+        found = {name: float(line.split()[1]) for line in page.splitlines() for name in _STATES if _is_of(line, name)}
+        return {_STATES[name]: int(value) for name, value in found.items()} or None
+
     @contextmanager
     def awake(self) -> Iterator[None]:
         """It runs inside the `with`."""
@@ -103,14 +118,18 @@ class MeasuredServer:
         last = " / ".join([line for line in lines if line][-3:])
         return f"it said: {last}" if last else "look whether it runs and whether the URL is right"
 
-    async def _models(self) -> list[str]:
+    async def _get(self, path: str) -> HttpResponse:
         client = self.client(timeout_s=30)
         try:
-            answer = await client.get("/v1/models")
+            answer = await client.get(path)
         finally:
             await client.close()
         if answer.status != 200:
             raise FailedError(f"HTTP {answer.status}")
+        return answer
+
+    async def _models(self) -> list[str]:
+        answer = await self._get("/v1/models")
         try:
             names = [one.id for one in msgspec.json.decode(answer.body, type=_Models).data]
         except msgspec.DecodeError:
@@ -118,6 +137,11 @@ class MeasuredServer:
         if not names:
             raise FailedError("it serves no model yet")
         return names
+
+
+def _is_of(line: str, name: str) -> bool:
+    """Whether a line of /metrics is the value of this gauge."""
+    return line.startswith(f"{name} ")
 
 
 class _Model(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The size of the KV cache for the available memory."""
+"""The size of the KV cache, and the number of states, for the available memory."""
 
 import logging
 from bisect import bisect_right
@@ -6,9 +6,12 @@ from collections.abc import Callable
 
 from karat.config import FloatName
 from karat.errors import CapacityError
+from karat.kv.states import num_state_slots
 
 _log = logging.getLogger(__name__)
 CACHE_SHARE = 0.4  # of the memory available after the weights are loaded
+SNAPSHOT_SHARE = 0.1  # likewise, of the states that are kept for later prompts
+SNAPSHOTS_PER_SEQ = 4  # more are not kept unless somebody says so
 LIST_BYTES = 48  # of a block in the lists of karat.kv.blocks: its number, and an entry in two lists
 
 
@@ -32,6 +35,28 @@ def warn_of_paging(weight_bytes: int, available: int) -> None:
         )
 
 
+def num_snapshots(state_bytes: int, *, max_num_seqs: int, num_bytes: int | None, available: int) -> int:
+    """States that are kept for later prompts: as many as num_bytes hold, or by default as SNAPSHOT_SHARE allows.
+
+    state_bytes is what the states of one sequence take. Raises CapacityError, with the figures, if those of
+    max_num_seqs running sequences, two of each, take more than what is available; or those and num_bytes.
+    """
+    running = num_state_slots(max_num_seqs, 0) * state_bytes
+    if running > available:
+        raise CapacityError(
+            f"the states of max_num_seqs={max_num_seqs} sequences take {_size(running)} of memory (two of "
+            f"{_size(state_bytes)} each), and {_size(available)} are available; lower max_num_seqs"
+        )
+    if num_bytes is None:
+        return min(SNAPSHOTS_PER_SEQ * max_num_seqs, int(SNAPSHOT_SHARE * (available - running)) // state_bytes)
+    if running + num_bytes > available:
+        raise CapacityError(
+            f"state_cache_bytes={num_bytes}: beside the states of max_num_seqs={max_num_seqs} sequences "
+            f"({_size(running)}) {_size(available - running)} of memory are available; lower one of them"
+        )
+    return num_bytes // state_bytes
+
+
 def num_cache_blocks(
     cache_bytes: Callable[[int], int],
     kv_dtype: FloatName,
@@ -45,14 +70,15 @@ def num_cache_blocks(
     weight_bytes: int = 0,
     rope_bytes: int = 0,
     step_bytes: int = 0,
+    state_bytes: int = 0,
     num_groups: int = 1,
 ) -> int:
     """Blocks of a cache group: as given, or enough for max_num_seqs full contexts within CACHE_SHARE of the memory.
 
     Groups with windows have fewer (karat.engine.engine_config). cache_bytes gives the bytes that all groups take for so
     many blocks, on all ranks together. Of available_bytes, weight_bytes and rope_bytes (tables of RoPE) are still to be
-    loaded, and steps take step_bytes once all contexts are full. A block is counted with its entries in the pool's
-    lists.
+    loaded, and steps take step_bytes once all contexts are full, states state_bytes. A block is counted with its
+    entries in the pool's lists.
     Raises CapacityError, with the figures, if not even one sequence of max_model_len tokens fits, or if the tables or
     lists do not.
     """
@@ -63,7 +89,9 @@ def num_cache_blocks(
             f"the tables of RoPE for max_model_len={max_model_len} positions take {_size(rope_bytes)} of memory, and "
             f"{_size(available)} are available; lower max_model_len"
         )
-    available = max(0, available - rope_bytes - step_bytes)
+    if num_groups == 0:
+        return 0  # no layer keeps K and V
+    available = max(0, available - rope_bytes - step_bytes - state_bytes)
     blocks_per_seq = -(-max_model_len // block_size)
     limit = f"num_blocks={num_blocks}"
     if num_blocks is None:

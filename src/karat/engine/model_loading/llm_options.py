@@ -29,6 +29,7 @@ class Options:
     max_num_batched_tokens: int = 512
     kv_cache_bytes: int | None = None
     num_blocks: int | None = None
+    state_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     generation_config: GenerationSource = "auto"
     quantize: Quantization | None = None
@@ -54,8 +55,9 @@ class Options:
         if not isinstance(self.enable_prefix_caching, bool):
             raise UsageError(f"enable_prefix_caching={shown(self.enable_prefix_caching)}: expected True or False")
         self._check_int("seed", 0, MAX_SEED)
-        if self.max_step_ms is not None:
-            self._check_int("max_step_ms", 0, MAX_COUNT)
+        for name, most in (("max_step_ms", MAX_COUNT), ("state_cache_bytes", None)):
+            if getattr(self, name) is not None:
+                self._check_int(name, 0, most)
         for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens"):
             self._check_int(name, 1)
         if self.max_num_batched_tokens < self.max_num_seqs:

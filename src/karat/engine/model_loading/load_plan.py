@@ -1,7 +1,7 @@
 """plan_load: what an LLM loads, and whether it fits into memory, decided before any weight is read."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, get_args
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, Activations, FloatName, ModelConfig
 from karat.engine.engine_config import EngineConfig
-from karat.engine.model_loading.cache_size import num_cache_blocks, require_room, warn_of_paging
+from karat.engine.model_loading.cache_size import (
+    num_cache_blocks,
+    num_snapshots,
+    require_room,
+    warn_of_paging,
+)
 from karat.engine.model_loading.llm_options import Options
 from karat.engine.model_loading.packing import plan_packing, reads_packed
 from karat.engine.model_running import Preparation, open_runner
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import cache_specs
-from karat.kv.groups import State, groups_of, windows_of
+from karat.kv.cache import cache_specs, state_specs
+from karat.kv.groups import Keep, groups_of, windows_of
 from karat.layers.weights import stays_mapped
 from karat.models.cut_units import cut_units
 from karat.models.decoder import outline, weight_specs
@@ -85,9 +90,7 @@ class LoadPlan:
 
     def runner(self, model: Model) -> Runner:
         """The loaded model as the engine runs it."""
-        return open_runner(
-            model, self.kv_dtype, self.sizes.group_blocks, self.sizes.step_limits, guard=self.options.guard
-        )
+        return self._open(model, self.sizes, guard=self.options.guard)
 
     def beside(self, model: Model, activations: Activations, num_tokens: int) -> tuple[Runner, EngineConfig]:
         """The loaded model with other activations (of `contracts`), and a KV cache for one sequence of so many tokens.
@@ -97,12 +100,17 @@ class LoadPlan:
         sizes = replace(
             self.sizes,
             max_model_len=num_tokens,
-            num_blocks=-(-num_tokens // self.sizes.block_size),
+            num_blocks=-(-num_tokens // self.sizes.block_size) if self.sizes.windows else 0,
             max_num_seqs=1,
             enable_prefix_caching=False,
+            max_snapshots=0,
         )
         ops = registry.create(self.ops.executor, self.ops.dtype, {**self.ops.options, "activations": activations})
-        return open_runner(model.on(ops), self.kv_dtype, sizes.group_blocks, sizes.step_limits), sizes
+        return self._open(model.on(ops), sizes), sizes
+
+    def _open(self, model: Model, sizes: EngineConfig, *, guard: bool = False) -> Runner:
+        states = sizes.num_state_slots
+        return open_runner(model, self.kv_dtype, sizes.group_blocks, sizes.step_limits, num_states=states, guard=guard)
 
     def ranks(self, progress: Progress) -> "ParallelModel":
         """The model, loaded into ranks, each its part. Bytes that several ranks read count once in `progress`."""
@@ -160,14 +168,11 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     require_room(weight_bytes, available_bytes)
     ranks = [outline(config, units, PlannedRank(rank, num_ranks)) for rank in range(num_ranks)]
     keeps = [rank.keeps for rank in ranks]
-    if any(isinstance(keep, State) for keep in keeps[0]):
-        raise UsageError(
-            f"{checkpoint.path}: a model of the type {config.model_type} keeps a state of each sequence, which the "
-            "engine does not hold yet; `karat check` runs it"
-        )
     of_layers = [[group.layers for group in groups_of(kept)] for kept in keeps]
     assert of_layers == [of_layers[0]] * num_ranks, "ranks have other cache groups"
     rope_dims = sum(rotation.head_dim for rank in ranks for rotation in rank.rotations)
+    rope_bytes = table_bytes(rope_dims, max_model_len, FLOAT_BYTES[options.compute_dtype])
+    step_bytes = ops.step_bytes(set(config.shapes), num_seqs=options.max_num_seqs, context=max_model_len)
     sizes = EngineConfig(
         vocab_size=config.vocab_size,
         max_model_len=max_model_len,
@@ -180,6 +185,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         key_work=_key_work(config),
         overlaps_steps=ops.traits.overlaps and options.tensor_parallel_size == 1,
         windows=windows_of(ranks[0].keeps),
+        **_states(keeps, ops, options, max(0, available_bytes - weight_bytes - rope_bytes - step_bytes)),
     )
 
     def cache_bytes(num_blocks: int) -> int:
@@ -196,8 +202,9 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         num_blocks=options.num_blocks,
         available_bytes=available_bytes,
         weight_bytes=weight_bytes,
-        rope_bytes=table_bytes(rope_dims, max_model_len, FLOAT_BYTES[options.compute_dtype]),
-        step_bytes=ops.step_bytes(set(config.shapes), num_seqs=options.max_num_seqs, context=max_model_len),
+        rope_bytes=rope_bytes,
+        step_bytes=step_bytes,
+        state_bytes=sizes.num_state_slots * sizes.state_bytes,
         num_groups=len(sizes.windows),
     )
     sizes = replace(sizes, num_blocks=num_blocks)
@@ -211,6 +218,22 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         num_bytes=sum(weight.num_bytes for weight in each_once),
         types=frozenset(prepare.stored_type(weight) for weight in each_once if len(weight.shape) > 1),
     )
+
+
+def _states(keeps: Sequence[Sequence[Keep]], ops: Executor, options: Options, available: int) -> dict[str, int]:
+    """The sizes of states of a model whose ranks keep these. CapacityError for lack of memory."""
+    state_bytes = sum(ops.state_bytes(spec) for kept in keeps for spec in state_specs(kept, 1))
+    if state_bytes == 0:
+        if options.state_cache_bytes is not None:
+            _log.warning("state_cache_bytes has no effect: no layer of this model keeps a state")
+        return {}
+    num_kept = num_snapshots(
+        state_bytes,
+        max_num_seqs=options.max_num_seqs,
+        num_bytes=options.state_cache_bytes if options.enable_prefix_caching else 0,
+        available=available,
+    )
+    return {"state_bytes": state_bytes, "max_snapshots": num_kept}
 
 
 def _max_step_ms(ops: Executor, options: Options) -> int:

@@ -28,6 +28,7 @@ class LoadRank(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     num_positions: int
     num_blocks: tuple[int, ...]  # by cache group
     block_size: int
+    num_states: int  # slots
     limits: StepLimits
     slot_bytes: int = 0
     whole_bytes: int = 0

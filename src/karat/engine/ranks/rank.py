@@ -114,7 +114,13 @@ class Rank:
                 progress=progress,
             )
             self._run = open_runner(
-                model, load.kv_dtype, load.num_blocks, load.limits, block_size=load.block_size, guard=load.guard
+                model,
+                load.kv_dtype,
+                load.num_blocks,
+                load.limits,
+                block_size=load.block_size,
+                num_states=load.num_states,
+                guard=load.guard,
             )
         self._model = model
         return RankLoaded(bytes_read=model.bytes_read, warnings=tuple(warnings))

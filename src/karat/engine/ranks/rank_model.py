@@ -184,6 +184,7 @@ def load_command(
         num_positions=sizes.max_model_len,
         num_blocks=sizes.group_blocks,
         block_size=sizes.block_size,
+        num_states=sizes.num_state_slots,
         limits=sizes.step_limits,
     )
 

@@ -32,14 +32,24 @@ class RequestMaker:
     """Numbers requests and fills in what they leave open: parameters, seed, end tokens. It computes nothing.
 
     The notice of `defaults` is logged when they are first applied. max_model_len is the context in tokens. `seed` and a
-    request's number give the seed of a request that has none.
+    request's number give the seed of a request that has none. Only an engine that keeps states has a use for cache
+    points: each costs another rendering of the conversation.
     """
 
-    def __init__(self, tokenizer: Tokenizer, defaults: GenerationDefaults, *, max_model_len: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        defaults: GenerationDefaults,
+        *,
+        max_model_len: int,
+        seed: int,
+        with_cache_points: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self.defaults = defaults
         self._max_model_len = max_model_len
         self._seed = seed
+        self._with_cache_points = with_cache_points
         self._numbers = count()
         self._notice_is_due = defaults.notice is not None
         self._told_of_bos = False
@@ -103,7 +113,8 @@ class RequestMaker:
         """A request that answers a conversation, or continues a text (which may get a BOS) or token ids (unchanged)."""
         if isinstance(prompt, ChatPrompt):
             params = None if params is None else going_on(prompt, params)
-            return self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids, priority)
+            made = self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids, priority)
+            return replace(made, cache_point=prompt.cache_point)
         text = None
         if isinstance(prompt, Mapping):
             text = prompt.get("prompt")
@@ -131,7 +142,13 @@ class RequestMaker:
             plain = self.dialect.shown(plain)
         if tools := variables.get("tools"):
             variables = {**variables, "tools": self.dialect.described(tools)}
-        return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
+        if not self._with_cache_points:
+            return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
+        from karat.text.cache_point import cache_point  # most models keep no state
+
+        variables = {"now": datetime.now(), **variables}
+        prompt = self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
+        return replace(prompt, cache_point=cache_point(self._tokenizer, prompt, plain, variables))
 
     def _warn_of_two_bos(self, ids: Sequence[int]) -> None:
         """Say once that a text spells the BOS that the tokenizer puts before it. It stays: the caller wrote it."""

@@ -20,7 +20,8 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
     groups = range(len(blocks.sizes))
     slots: list[list[int]] = [[] for _ in groups]
     block_tables: list[list[list[int]]] = [[] for _ in groups]
-    width = max(len(blocks.table(chunk.seq.seq_id, 0)) for chunk in chunks)
+    state_reads, state_writes = [], []
+    width = max(len(blocks.table(chunk.seq.seq_id, group)) for chunk in chunks for group in groups) if groups else 0
     for chunk in chunks:
         seq, start = chunk.seq, chunk.seq.num_computed
         stop = start + chunk.num_tokens
@@ -30,6 +31,9 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
         query_starts.append(len(token_ids))
         context_lens.append(stop)
         cached_lens.append(blocks.cached_len(seq.seq_id))
+        read, write = blocks.state_slots(seq.seq_id)
+        state_reads.append(-1 if read is None else read)
+        state_writes.append(-1 if write is None else write)
         num_used = blocks.blocks_for(stop)
         for group in groups:
             slots[group] += blocks.slots(seq.seq_id, group, start, stop)
@@ -44,7 +48,10 @@ def build_batch(chunks: Sequence[Chunk], blocks: BlockPool, *, vocab_size: int) 
         logit_rows=logit_rows,
         slots=slots,
         block_tables=block_tables,
+        state_reads=state_reads,
+        state_writes=state_writes,
     )
     caches = [(size.num_blocks * blocks.block_size, size.window) for size in blocks.sizes]
-    batch.validate(cached_lens=cached_lens, caches=caches, vocab_size=vocab_size)
+    num_states = 0 if blocks.states is None else blocks.states.num_slots
+    batch.validate(cached_lens=cached_lens, caches=caches, vocab_size=vocab_size, num_states=num_states)
     return batch

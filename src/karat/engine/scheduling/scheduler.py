@@ -12,15 +12,20 @@ waiting sequence does not rise with time. So sequences of a large priority wait 
 With share_prefixes a sequence begins with the cached blocks of its first tokens. Another sequence, another choice of
 the request, or the sequence itself before a preemption computed them. If a running sequence is about to compute such a
 block, a waiting one waits for it instead of computing it a second time.
+
+Where layers keep a state (karat.kv.states) a sequence begins only after blocks that end with a snapshot. So chunks end
+where one is wanted (state_places), and at every other end of a block the state is kept for the sequence itself.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from karat.engine.scheduling.sequence import Sequence
+from karat.engine.scheduling.state_places import state_places
 from karat.engine.scheduling.step_budget import UNBOUNDED, StepBudget
-from karat.kv.blocks import BlockPool, Chain
+from karat.kv.blocks import BlockPool
+from karat.kv.prefix import Chain
 from karat.kv.sizes import check_fits
 
 
@@ -36,7 +41,8 @@ class Chunk:
 class _Head:
     """Facts on the first waiting sequence, kept between steps: else every step that it waits costs O(prompt).
 
-    `rivals` are the running sequences in prefill with the same first `beginning` tokens, as of `num_changes`.
+    `rivals` are the running sequences in prefill with the same first `beginning` tokens, as of `num_changes`. Where
+    layers keep a state, `places` are those with a snapshot to come that this sequence can begin with, and its place.
     """
 
     seq: Sequence
@@ -44,6 +50,7 @@ class _Head:
     beginning: int = 0
     num_changes: int = -1
     rivals: list[Sequence] = field(default_factory=list)
+    places: list[tuple[Sequence, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -62,6 +69,8 @@ class _Left:
         if seq.reads_several:
             num_rows = self.num_logits if seq.max_rows is None else min(seq.max_rows, self.num_logits)
             num_tokens = min(num_tokens, max(0, seq.num_read - start) + num_rows)
+        if (place := seq.next_place) is not None:
+            num_tokens = min(num_tokens, place - start)
         in_time = self.budget.num_tokens(start, self.work)
         return int(min(num_tokens, max(in_time, 1 if self.is_whole else 0)))
 
@@ -106,6 +115,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_wanted_tokens = 0  # of sequences when they began or came back
         self.num_found_tokens = 0  # those of them that were in the cache and are not computed again
+        self.num_stateless_tokens = 0  # those that were in the cache without a state after them, and are computed again
 
     @property
     def num_waiting(self) -> int:
@@ -165,7 +175,8 @@ class Scheduler:
             seq = self._waiting[0]
             chain = self._find(seq)
             num_found = chain.num_found if chain else 0
-            if not self._has_room_for(seq, chain) or self._should_wait(seq, num_found):
+            should_wait = self._should_wait if self.blocks.states is None else self._should_wait_for_state
+            if not self._has_room_for(seq, chain) or should_wait(seq, num_found):
                 break
             if left.most(seq, num_found * self.blocks.block_size) == 0:
                 break
@@ -181,12 +192,18 @@ class Scheduler:
         """Record that a chunk was computed, and that its first `num_accepted` tokens are the sequence's.
 
         Their K and V are in the cache, and other sequences can find them. What was written behind them is overwritten.
+        A state has taken in all of the chunk: where tokens are not accepted it stays what it was before, and those that
+        are accepted are computed again.
         """
-        seq = chunk.seq
+        seq, keeps_states = chunk.seq, self.blocks.states is not None
         assert 0 <= num_accepted <= chunk.num_tokens, f"{num_accepted} of {chunk.num_tokens} tokens were accepted"
+        if keeps_states and num_accepted < chunk.num_tokens:
+            num_accepted = 0
         is_shared = self._share_prefixes and seq.shares
         self.blocks.commit(seq.seq_id, num_accepted, seq.token_ids if is_shared else None)
         seq.num_computed += num_accepted
+        if keeps_states and is_shared and num_accepted and seq.num_computed % self.blocks.block_size == 0:
+            self.blocks.keep_state(seq.seq_id, passing=seq.num_computed not in seq.state_places)
 
     def preempt_all(self) -> None:
         """Take the blocks of every running sequence. All are computed anew, in the same order."""
@@ -195,12 +212,12 @@ class Scheduler:
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
         """Begin anew with these sequences and an empty cache, from any state."""
-        self.blocks = BlockPool(self.blocks.sizes, self.blocks.block_size)
+        self.blocks = self.blocks.anew()
         self._running = []
         self._head = None
         self._waiting = sorted(sequences, key=_order)
         for seq in self._waiting:
-            seq.num_computed = 0
+            seq.num_computed, seq.state_places = 0, ()
 
     def check(self) -> None:
         """Raise AssertionError unless queues, sequences and blocks agree (between cycles)."""
@@ -250,6 +267,19 @@ class Scheduler:
             head.beginning = stop
         return any(not other.is_decoding and other.num_computed < stop for other in head.rivals)
 
+    def _should_wait_for_state(self, seq: Sequence, num_found: int) -> bool:
+        """Whether a running sequence that comes before is about to compute blocks and a state that this one needs."""
+        head = self._head
+        if head is None:
+            return False
+        if head.num_changes != self._num_changes:
+            before = (other for other in self._running if _order(other) < _order(seq))
+            rivals = [other for other in before if other.next_place and other.salt == seq.salt]
+            head.places = [(other, _common_place(other, seq, head.chain.limit)) for other in rivals]
+            head.num_changes = self._num_changes
+        start = num_found * self.blocks.block_size
+        return any(place > max(start, other.num_computed) for other, place in head.places)
+
     def _admit(self, seq: Sequence, chain: Chain | None) -> None:
         self._waiting.remove(seq)
         insort(self._running, seq, key=_order)
@@ -259,6 +289,16 @@ class Scheduler:
         seq.num_computed = self.blocks.cached_len(seq.seq_id)
         if seq.num_found is None:
             seq.num_found = seq.num_computed
+        if chain and self.blocks.states is not None and self.blocks.states.max_snapshots:
+            known = len(chain.path) * self.blocks.block_size
+            seq.state_places = state_places(
+                len(seq.token_ids),
+                self.blocks.block_size,
+                start=seq.num_computed,
+                cache_point=seq.cache_point,
+                known=known,
+            )
+            self.num_stateless_tokens += chain.num_stored * self.blocks.block_size - seq.num_computed
         self.num_wanted_tokens += len(seq.token_ids)
         self.num_found_tokens += seq.num_computed
 
@@ -282,7 +322,7 @@ class Scheduler:
         self._running.remove(seq)
         self._num_changes += 1
         self.blocks.free(seq.seq_id)
-        seq.num_computed = 0
+        seq.num_computed, seq.state_places = 0, ()
         insort(self._waiting, seq, key=_order)
         self.num_preemptions += 1
 
@@ -290,6 +330,13 @@ class Scheduler:
 def _order(seq: Sequence) -> tuple[int, int]:
     """The order in which sequences are served. They are preempted in reverse order."""
     return seq.priority, seq.seq_id
+
+
+def _common_place(other: Sequence, seq: Sequence, limit: int) -> int:
+    """The last place of `other` where a state is kept and up to which both texts are the same; 0 if there is none."""
+    places = [0, *(place for place in other.state_places if place <= limit)]
+    num_common = bisect_left(places, True, key=lambda place: other.token_ids[:place] != seq.token_ids[:place])
+    return places[num_common - 1]
 
 
 def work_of(budget: StepBudget, chunks: list[Chunk]) -> tuple[float, float]:

@@ -18,6 +18,8 @@ class Sequence:
     max_rows      the most positions of a prefill's step whose logits it wants, None: as many as fit
     priority      the smaller is served first and preempted last; of one priority, the older sequence
     num_drafts    tokens at the end that are proposed and not accepted; whoever proposes them changes it
+    cache_point   the tokens after which the next turn of a conversation will differ from this text; None: not known
+    state_places  numbers of tokens after which its state is kept, ascending; only the scheduler changes it
     """
 
     seq_id: int
@@ -32,6 +34,8 @@ class Sequence:
     shares: bool = True
     priority: int = 0
     num_drafts: int = 0
+    cache_point: int | None = None
+    state_places: tuple[int, ...] = ()
 
     @property
     def num_pending(self) -> int:
@@ -47,6 +51,11 @@ class Sequence:
     def reads_several(self) -> bool:
         """Whether logits of positions before the last are still to be read."""
         return self.num_read < len(self.token_ids) - 1
+
+    @property
+    def next_place(self) -> int | None:
+        """The end of the next chunk at the latest, as the state after it is kept."""
+        return next((place for place in self.state_places if place > self.num_computed), None)
 
     def wanted(self, num_tokens: int) -> range:
         """The positions, always consecutive, whose logits are wanted from the next `num_tokens` tokens."""
