@@ -96,6 +96,20 @@ def test_a_cache_point_is_where_another_end_begins() -> None:
     assert model.batches[0].positions[0] == 16
 
 
+def test_a_cache_point_stays_while_calls_of_tools_go_on_behind_it() -> None:
+    """Each prompt goes on from the one before, and keeps states of its own; then the next question comes."""
+    engine, model = engine_with_states(max_snapshots=3, max_model_len=256, num_blocks=99)
+    said = SYSTEM
+    for number in range(5):
+        item = replace(request(str(number), said, max_tokens=2), cache_point=18)
+        run(engine, item)
+        said += b"more of it and on"
+    model.batches.clear()
+    item = request("b", SYSTEM[:18] + b"answer, and more", **SAMPLED)
+    assert run(engine, item)["b"] == expected(item)
+    assert model.batches[0].positions[0] == 16
+
+
 def test_a_long_text_is_found_at_every_2048_tokens() -> None:
     engine, model = engine_with_states(max_model_len=8000, num_blocks=2000, max_num_batched_tokens=512)
     text = bytes(random.Random(5).choices(range(256), k=5000))

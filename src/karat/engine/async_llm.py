@@ -131,7 +131,11 @@ class AsyncLLM:
         self._engine = AsyncEngine(
             opening,
             process,
-            EngineStats(num_blocks=sum(ready.sizes.group_blocks)),
+            EngineStats(
+                num_blocks=sum(ready.sizes.group_blocks),
+                state_bytes=ready.sizes.all_state_bytes,
+                max_snapshots=ready.sizes.max_snapshots,
+            ),
             lambda: hashing.damage,
             max_queue=max_queue,
             max_num_seqs=self.max_num_seqs,

@@ -118,7 +118,7 @@ class Engine:
             prefix_queries=scheduler.num_wanted_tokens,
             prefix_hits=scheduler.num_found_tokens,
             prefix_stateless=scheduler.num_stateless_tokens,
-            state_bytes=config.num_state_slots * config.state_bytes,
+            state_bytes=config.all_state_bytes,
             num_snapshots=0 if blocks.states is None else blocks.states.num_snapshots,
             max_snapshots=config.max_snapshots,
             num_steps=self._num_steps,

@@ -69,6 +69,11 @@ class EngineConfig:
         """The number of slots for states."""
         return num_state_slots(self.max_num_seqs, self.max_snapshots) if self.state_bytes else 0
 
+    @property
+    def all_state_bytes(self) -> int:
+        """Memory of all slots for states."""
+        return self.num_state_slots * self.state_bytes
+
     def _windowed(self, window: int) -> GroupSize:
         num_blocks = windowed_blocks(
             window,

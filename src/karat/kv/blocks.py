@@ -227,6 +227,12 @@ class BlockPool:
         if isinstance(gone, PrefixNode):
             self._drop_snapshot(gone)
 
+    def use_state(self, chain: Chain, num_tokens: int) -> None:
+        """The state after the last block of a text's first `num_tokens` tokens, if there is one, is the last to go."""
+        num_blocks = min(num_tokens // self.block_size, len(chain.path))
+        if self.states is not None and num_blocks and chain.path[num_blocks - 1].has_snapshot:
+            self.states.use(chain.path[num_blocks - 1])
+
     def state_slots(self, seq_id: int) -> tuple[int | None, int | None]:
         """The slots of states that the next step of this sequence reads (None: there is no state yet) and writes."""
         return (None, None) if self.states is None else self.states.step(seq_id)

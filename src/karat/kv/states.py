@@ -80,7 +80,7 @@ class StateSlots:
         read = None
         if identity is not None:
             read = self._snapshots[identity]
-            self._use(identity)
+            self.use(identity)
             self._num_users[read] += 1
         self._running[seq_id] = _Running(read, self._take())
 
@@ -125,8 +125,13 @@ class StateSlots:
                 self._owners[identity] = seq_id
                 self._snapshots.move_to_end(identity, last=False)
         elif not passing and identity in self._snapshots:
-            self._use(identity)
+            self.use(identity)
         return gone
+
+    def use(self, identity: Hashable) -> None:
+        """The snapshot of this block, which must be there, is wanted: it is the last to go."""
+        self._disown(identity)
+        self._snapshots.move_to_end(identity)
 
     def drop(self, identity: Hashable) -> None:
         """Forget the snapshot of this block, if there is one. Sequences that are about to read it still may."""
@@ -140,7 +145,7 @@ class StateSlots:
         """End a sequence. Snapshots stay."""
         running = self._running[seq_id]
         if running.passing is not None:
-            self._use(running.passing)
+            self.use(running.passing)
         del self._running[seq_id]
         self._release(running.write)
         if running.read is not None:
@@ -159,11 +164,6 @@ class StateSlots:
         assert owned == self._owners and owned.keys() <= self._snapshots.keys(), "a passing snapshot of nobody"
         for seq_id, running in self._running.items():
             assert users[running.write] == 1, f"sequence {seq_id} will write to slot {running.write}, which is read"
-
-    def _use(self, identity: Hashable) -> None:
-        """A snapshot was wanted: it is the last to go."""
-        self._disown(identity)
-        self._snapshots.move_to_end(identity)
 
     def _disown(self, identity: Hashable) -> None:
         """If it is a passing snapshot, it is none any more."""

@@ -204,7 +204,7 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         weight_bytes=weight_bytes,
         rope_bytes=rope_bytes,
         step_bytes=step_bytes,
-        state_bytes=sizes.num_state_slots * sizes.state_bytes,
+        state_bytes=sizes.all_state_bytes,
         num_groups=len(sizes.windows),
     )
     sizes = replace(sizes, num_blocks=num_blocks)

@@ -298,6 +298,8 @@ class Scheduler:
                 cache_point=seq.cache_point,
                 known=known,
             )
+            if seq.cache_point is not None:
+                self.blocks.use_state(chain, seq.cache_point)
             self.num_stateless_tokens += chain.num_stored * self.blocks.block_size - seq.num_computed
         self.num_wanted_tokens += len(seq.token_ids)
         self.num_found_tokens += seq.num_computed
