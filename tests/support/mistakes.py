@@ -22,6 +22,7 @@ from karat.check.trace.format import TraceInfo
 from karat.models.decoder import weight_specs
 from karat.models.registry import read_config
 from karat.quant import FORMATS
+from tests.support.biased import biased
 from tests.support.gated import gate_weights, gated_graph
 from tests.support.golden import FAMILIES
 from tests.support.parallel import config_of
@@ -43,12 +44,14 @@ SIZES = {
 NUM_PAIRS = 150  # of mistakes at one node, in a case
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 GATED = "llama, gated"
+BIASED = "qwen3_moe, chosen by bias"
 CASES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     **{family: (family, "F32", changes) for family, changes in FAMILIES.items()},
     "mistral, a narrow window": ("mistral", "F32", {"sliding_window": 5, "tie_word_embeddings": False}),
     "qwen3, yarn": ("qwen3", "F32", {"attention_bias": False, "rope_scaling": YARN}),
     "qwen2, float16": ("qwen2", "F16", {"use_sliding_window": False, "head_dim": 8}),
     GATED: ("llama", "F32", {**FAMILIES["llama"], "num_hidden_layers": 3}),
+    BIASED: ("qwen3_moe", "F32", FAMILIES["qwen3_moe"]),
     "qwen2, bfloat16": ("qwen2", "BF16", {"use_sliding_window": False}),
 }
 # Parameters that only fits, or the zoo, set: name of a node to values.
@@ -111,6 +114,8 @@ def model_of(case: str) -> tuple[Graph, CheckpointWeights]:
     family, stored, changes = CASES[case]
     config = read_config(config_of(family, **(SIZES | changes)))
     weights = weights_of(config, stored)
+    if case == BIASED:
+        return biased(build_graph(config), weights)
     if case != GATED:
         return build_graph(config), weights
     return gated_graph(config), CheckpointWeights({**weights.stored, **gate_weights(config, stored)})

@@ -169,6 +169,9 @@ def _draw(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], mean: fl
         return values.reshape(-1).astype("<f2" if dtype == "F16" else "<f4").view(np.uint8)
     format_ = FORMATS[dtype]
     blocks = rng.integers(0, 256, (prod(shape) // format_.block_size, format_.block_bytes), np.uint8)
+    if dtype == "MXFP4":  # codes have a deviation of about 3, and a scale is a power of two in one byte
+        blocks[:, 0] = 127 + round(np.log2(deviation / 3)) + rng.integers(-1, 2, len(blocks))
+        return blocks.reshape(-1)
     for at in _SCALES_AT[dtype]:
         blocks[:, at : at + 2] = np.array([1.0], "<f2").view(np.uint8)
     typical = float(np.abs(format_.dequantize(blocks[:64])).mean())

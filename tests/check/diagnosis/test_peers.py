@@ -117,6 +117,14 @@ def test_it_concerns_neither_another_engine_nor_a_model_without_a_window(mistral
     assert known_difference("llama.cpp", known.config, 99) is None
 
 
+def test_of_gpt_oss_it_has_the_windows_and_whole_ends_of_the_ramp(tmp_path: Path) -> None:
+    model = open_model(str(folder_of(tmp_path / "model", 5, **FAMILIES["gpt_oss"])))
+    known = known_difference("llama.cpp of llama-cpp-python 0.3.36", model.config, 80)
+    assert known is not None and known.first == 1 and known.config.rope.truncate
+    assert known.config.layer_windows == model.config.layer_windows
+    assert "from token 1 on" in known.text and known_difference("vllm", model.config, 80) is None
+
+
 def test_a_reference_trace_of_llama_cpp_is_left_where_the_window_ends(mistral: CheckedModel) -> None:
     steps = Steps(tuple(np.random.default_rng(3).integers(3, 4096, 30).tolist()))
     ours = record(mistral.config, mistral.checkpoint, ReferenceOps("float32"), steps)

@@ -10,10 +10,8 @@ import pytest
 
 from karat.check.diagnosis.diagnose import Diagnoser, Diagnosis
 from karat.check.mistakes.experts import CLAMPED
-from karat.check.model.graph import Graph
 from karat.check.model.right.elementwise import silu
 from karat.check.model.right.experts import Inner, inner
-from karat.check.model.weights import CheckpointWeights
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay.finding import LIMIT
 from karat.check.replay.replay import Replay
@@ -24,7 +22,7 @@ from karat.ops.executor import Executor
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.reference import ReferenceOps
 from tests.support import mistakes
-from tests.support.weights import weight_of
+from tests.support.biased import BIAS
 
 GRAPH, WEIGHTS = mistakes.model_of("qwen3_moe")
 PROMPT = tuple(np.random.default_rng(3).integers(0, GRAPH.config.vocab_size, 24).tolist())
@@ -126,20 +124,7 @@ def test_a_wrong_mixture_is_named(wrong: str) -> None:
     assert not diagnosis.unexplained
 
 
-BIAS = f"{MLP}.gate.e_score_correction_bias"
-BIASED = CheckpointWeights(
-    {**WEIGHTS.stored, BIAS: weight_of(np.random.default_rng(5).normal(0, 0.3, 16).astype(np.float32), "F32", BIAS)}
-)
-
-
-def chosen_by_bias() -> Graph:
-    """The graph with a router by sigmoid whose choice has a bias, as no family of Karat has one yet."""
-    nodes = dict(GRAPH.nodes)
-    for part in ("chosen_ids", "chosen_weights"):
-        node = nodes[f"{MLP}.{part}"]
-        routing = replace(node.params["routing"], score="sigmoid", renormalised=True, bias=BIAS)
-        nodes[node.name] = replace(node, params={**node.params, "routing": routing})
-    return Graph(GRAPH.config, nodes)
+BY_BIAS, BIASED = mistakes.model_of(mistakes.BIASED)
 
 
 class ByBias(ReferenceOps):
@@ -152,7 +137,7 @@ class ByBias(ReferenceOps):
     def apply(self, op: Op[Any]) -> Any:
         if not isinstance(op, Route):
             return super().apply(op)
-        bias, scores = BIASED.array(BIAS, np.dtype(np.float32)), 1 / (1 + np.exp(-op.logits))
+        bias, scores = BIASED.array(f"model.layers.0.{BIAS}", np.dtype(np.float32)), 1 / (1 + np.exp(-op.logits))
         ids = np.argsort(-(scores + bias * self._choice), axis=-1)[:, : op.routing.num_chosen].astype(np.int32)
         weights = np.take_along_axis(scores + bias * self._weight, ids, axis=-1)
         return ids, (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
@@ -167,7 +152,7 @@ ROUTERS = {
 @pytest.mark.parametrize("wrong", [None, *ROUTERS])
 def test_a_wrong_bias_of_the_choice_is_named(wrong: str | None) -> None:
     ops, bug, detail = ROUTERS[wrong] if wrong else (ByBias(), "", "")
-    diagnosis = Diagnoser(chosen_by_bias(), BIASED, traced(ops)).run()
+    diagnosis = Diagnoser(BY_BIAS, BIASED, traced(ops)).run()
     assert not diagnosis.unexplained
     assert [named.classes for named in diagnosis.named] == ([(frozenset({bug}),)] if wrong else [])
     assert all(detail in text for named in diagnosis.named for text in named.details)

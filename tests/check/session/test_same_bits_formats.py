@@ -19,6 +19,7 @@ from karat.models.registry import build, find_weights, read_config
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.quant import FORMATS
 from karat.text import Tokenizer
+from tests.support.parallel import config_of
 from tests.support.weights import weight_of
 from tools.peers.models import FAMILIES, make_config
 from tools.peers.recorded import DATA, STORED
@@ -36,6 +37,7 @@ SIZE = {
     "head_dim": 64,
     "vocab_size": 77,
 }
+MIXTURES = ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 ALREADY_TRIED = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 
 
@@ -93,6 +95,20 @@ def test_every_native_format(stored: str) -> None:
     prepare = Stored(stored)
     model = build(read_config(config), NativeOps(), InMemory(config), num_positions=512, prepare=prepare)
     assert stored in prepare.taken
+    check(model, (70, 1, 9))
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("stored", [name for name in native().formats() if name in FORMATS])
+def test_experts_of_every_block_format(stored: str) -> None:
+    """Of each family with experts in turn, in rows of whole blocks."""
+    family = MIXTURES[native().formats().index(stored) % len(MIXTURES)]
+    config = config_of(family, vocab_size=77, num_attention_heads=4)
+    prepare = Stored(stored)
+    model = build(read_config(config), NativeOps(), InMemory(config), num_positions=512, prepare=prepare)
+    assert {loaded.format for spec, loaded in model.parts.items() if ".experts." in spec.source and spec.shape[1:]} == {
+        stored
+    }
     check(model, (70, 1, 9))
 
 

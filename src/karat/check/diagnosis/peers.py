@@ -55,11 +55,22 @@ class Tokenised:
 
 def _window(config: ModelConfig) -> int | None:
     """The first token that does not see all tokens before it."""
+    if config.model_type == "gpt_oss":  # whose windows it has
+        return None
     return min((shape.window for shape in config.shapes if shape.window is not None), default=None)
 
 
 def _without_windows(config: ModelConfig) -> ModelConfig:
     return replace(config, layer_windows=(None,) * config.num_layers)
+
+
+def _turned_otherwise(config: ModelConfig) -> int | None:
+    """The first token whose rotation follows from whole ends of yarn's ramp."""
+    return 1 if config.rope.rope_type == "yarn" and not config.rope.truncate else None
+
+
+def _with_whole_ends(config: ModelConfig) -> ModelConfig:
+    return replace(config, rope=replace(config.rope, truncate=True))
 
 
 def _is_qwen(pre: str, _name: str) -> bool:
@@ -98,6 +109,13 @@ COMPUTED: Sequence[Computed] = (
         as_computed=_without_windows,
         says="llama.cpp computes this model without its window of {first} tokens: from token {first} on its numbers "
         "are another model's, which is no bug of Karat's",
+    ),
+    Computed(
+        peer="llama.cpp",
+        first_token=_turned_otherwise,
+        as_computed=_with_whole_ends,
+        says="llama.cpp rounds the ends of yarn's ramp, and this model does not (truncate): from token {first} on its "
+        "numbers are another model's, which is no bug of Karat's",
     ),
 )
 TOKENISED: Sequence[Tokenised] = (

@@ -3,6 +3,7 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +44,7 @@ class Context:
     jitter: RoPE's angles are larger by this relative amount.
     loose: before the cache or integers round a number, it moves by this part of its row's largest value, up or down by
     chance. So half of the numbers near a tie fall to either side; with a negative `loose` they fall to the other one.
+    rounding: what an engine's own rounding makes of the inputs of an expert's matrix, by chance.
     """
 
     def __init__(
@@ -59,12 +61,15 @@ class Context:
         self.kv_dtype = kv_dtype
         self.integers = integers
         self.jitter = self.loose = 0.0
+        self.rounding: Callable[[Array, str], Array] | None = None
         self._frequencies: dict[tuple[RopeConfig, int], NDArray[np.float32]] = {}
 
-    def disturbed(self, *, jitter: float = 0.0, loose: float = 0.0) -> "Context":
-        """The same context with angles and cached numbers moved."""
+    def disturbed(
+        self, *, jitter: float = 0.0, loose: float = 0.0, rounding: Callable[[Array, str], Array] | None = None
+    ) -> "Context":
+        """The same context with angles, cached numbers and what experts read moved."""
         other = Context(self.weights, self.tokens, self.logit_rows, self.kv_dtype, self.integers)
-        other.jitter, other.loose = jitter, loose
+        other.jitter, other.loose, other.rounding = jitter, loose, rounding
         other._frequencies = self._frequencies
         return other
 
@@ -98,6 +103,11 @@ class Context:
         if self.integers is None or not self.reads_integers(weight):
             return x
         return as_integers(moved(x, self._moves(x), self.integers) if self.loose else x, self.integers)
+
+    def read_by_expert(self, x: Array, weight: str) -> Array:
+        """The same of an expert's matrix, whose inputs nobody moves before."""
+        x = self.read(x, weight)
+        return x if self.rounding is None else self.rounding(x, weight)
 
     def _moves(self, x: Array) -> Array:
         """By how much each number of x is moved before it is rounded."""

@@ -59,7 +59,7 @@ def record_llamacpp(
         out = Path(folder) / "llama.trace"
         _run_worker(path, out, job)
         made = read_trace(out)
-        arrays = {name: _unpaired(name, array, stored) for name, array in made.arrays.items()}
+        arrays = {_named(name, stored): _unpaired(name, array, stored) for name, array in made.arrays.items()}
     plain = all(weight.dtype == "F32" for weight in stored.values())
     return Trace(replace(made.info, activations=None if plain else "ggml"), arrays)
 
@@ -103,6 +103,14 @@ def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
         )
     if code or not out.exists():
         raise ExecutorError(f"{path}: llama.cpp ended with code {code}: {last}")
+
+
+def _named(name: str, stored: Mapping[str, Weight]) -> str:
+    """The model's name of a result: of a router, and of the sum of experts, which has no other MLP beside it or one."""
+    layer, _, part = name.partition(".mlp.")
+    if part == "gate" and f"{layer}.mlp.router.weight" in stored:
+        return f"{layer}.mlp.router"
+    return f"{layer}.mlp" if part == "experts" and f"{layer}.mlp.shared_expert_gate.weight" not in stored else name
 
 
 def _unpaired(name: str, array: Array, stored: Mapping[str, Weight]) -> Array:

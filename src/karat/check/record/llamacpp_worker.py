@@ -40,6 +40,14 @@ _LAYER_NAMES = {
     "attn_out": "self_attn.o_proj",
     "ffn_inp": "attention_residual",
     "ffn_norm": "post_attention_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ffn_moe_logits": "mlp.gate",
+    "ffn_moe_topk": "mlp.chosen_ids",
+    "ffn_moe_weighted": "mlp.chosen_weights",
+    "ffn_moe_out": "mlp.experts",
+    "ffn_shexp": "mlp.shared_expert.down_proj",
+    "ffn_shexp_gate_inp": "mlp.shared_expert_gate",
+    "ffn_shexp_out": "mlp.shared_expert_gated",
     "ffn_gate": "mlp.gate_proj",
     "ffn_gate_b": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -60,9 +68,16 @@ _ROPE = {
     "Qcur_normed": "self_attn.q_rope",
     "Kcur_normed": "self_attn.k_rope",
 }
-_UNNAMED = re.compile(r"blk\.(\d+)\.(attn_output|ffn_down)\.(?:weight|bias)")
+# A result without a name, or with another one, is recognised by the name of the weight that it reads.
+_OF_WEIGHTS = {"attn_output": "attn_out", "ffn_down": "ffn_out", "ffn_gate_inp": "ffn_moe_logits"}
+_WEIGHT = re.compile(rf"blk\.(\d+)\.({'|'.join(_OF_WEIGHTS)})\.(?:weight|bias)")
+# What a multiplier makes of a result has no name either.
+_OF_SCALED = {"attn_out": "attention_scaled", "ffn_out": "mlp_scaled"}
+_SCALED = re.compile(rf"({'|'.join(_OF_SCALED)})-(\d+)")
+# The MLP beside experts has the names of one without, in the places of one of its own.
+_SHARED = {"gate_proj", "up_proj", "act"}
 _NEVER_A_RESULT = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
-_TYPES = {0: np.float32, 1: np.float16}  # ggml_type
+_TYPES = {0: np.float32, 1: np.float16, 26: np.int32}  # ggml_type
 
 
 class _Tensor(ctypes.Structure):
@@ -88,6 +103,7 @@ class _Observer:
         self.parts: dict[str, list[Array]] = defaultdict(list)
         self._step: dict[str, Array] = {}
         self._products: NDArray[Any] = np.zeros(0)
+        self._is_shared = False  # whether gate and up were those of an MLP beside experts
         self.fault: Exception | None = None
         ggml.ggml_get_name.restype = ggml.ggml_op_name.restype = ctypes.c_char_p
         ggml.ggml_get_data.restype = ctypes.c_void_p
@@ -116,25 +132,49 @@ class _Observer:
         label, op = self._name(address), self._ggml.ggml_op_name(tensor.op).decode()
         base, _, number = label.rpartition("-")
         given = self._name(tensor.src[0 if op == "MUL_MAT" else 1]) if op in ("MUL_MAT", "ADD") else ""
-        if found := _UNNAMED.fullmatch(given):  # a result without a name is recognised by its weight's name
-            base, number = "attn_out" if found[2] == "attn_output" else "ffn_out", found[1]
-        if op in _NEVER_A_RESULT:
+        if found := _WEIGHT.fullmatch(given):
+            number, base = found[1], _OF_WEIGHTS[found[2]]
+        if op in _NEVER_A_RESULT and base != "ffn_moe_topk":
             return
-        if label in _NAMES:
-            is_scaled = label == "inp_embd" and op == "SCALE"  # llama.cpp does not name what it scales
+        if op == "GET_ROWS" and self._name(tensor.src[0]) == "token_embd.weight":
+            self._keep("model.embed_tokens", self._values(address, 2))  # which has no name where it is scaled
+        elif op == "SCALE" and (found := _SCALED.fullmatch(self._scaled(tensor.src[0]))):
+            self._keep(f"model.layers.{found[2]}.{_OF_SCALED[found[1]]}", self._values(address, 2))
+        elif label in _NAMES:
+            is_scaled = _NAMES[label] == "model.embed_tokens" and op == "SCALE"
             self._keep("model.embed_tokens_scaled" if is_scaled else _NAMES[label], self._values(address, 2))
         elif base == "kq" and self._selection.keeps(f"model.layers.{number}.self_attn.scores"):
             self._products = self._values(address, 3)  # the softmax may overwrite them
         elif number.isdigit() and base in _LAYER_NAMES:
             prefix = f"model.layers.{number}"
-            part = _ROPE[base] if op == "ROPE" else _LAYER_NAMES[base]
-            by_head = op == "ROPE" or base == "kq_soft_max" or base.endswith("_normed")
+            part = _ROPE[base] if op == "ROPE" else self._part(base, tensor)
+            if base == "ffn_moe_weighted":  # the product with them: they are made in several ways before
+                self._keep(f"{prefix}.{part}", self._values(tensor.src[1], 3)[..., 0])
+                return
+            by_head = op == "ROPE" or base == "kq_soft_max"
+            by_head |= base.endswith("_normed") and tensor.ne[0] == self._head_dim  # or it is over all heads
             values = self._values(address, 3 if by_head else 2)
             if part == "self_attn.weights" and self._selection.keeps(f"{prefix}.self_attn.scores"):
                 self._keep(f"{prefix}.self_attn.scores", self._scores(tensor))
             elif part.startswith("self_attn.") and part[10:11] in "qkv" and base[1:4] == "cur":
                 values = values.reshape(len(values), -1, self._head_dim)
             self._keep(f"{prefix}.{part}".rstrip("."), values)
+
+    def _part(self, base: str, tensor: _Tensor) -> str:
+        """The name in a layer of a result."""
+        part, sources = _LAYER_NAMES[base], [self._name(source) for source in tensor.src[:2]]
+        if base == "ffn_gate" or base == "ffn_up":
+            self._is_shared = sources[0].endswith("_shexp.weight")
+        if base == "ffn_out" and sources[0].startswith("ffn_moe_out"):
+            return "mlp"
+        parent, _, own = part.rpartition(".")
+        return f"{parent}.shared_expert.{own}" if own in _SHARED and self._is_shared else part
+
+    def _scaled(self, address: int) -> str:
+        """The name of what is scaled: of the last layer, rows of a result."""
+        tensor = _Tensor.from_address(address)
+        is_rows = self._ggml.ggml_op_name(tensor.op) == b"GET_ROWS"
+        return self._name(tensor.src[0] if is_rows else address)
 
     def _name(self, address: int | None) -> str:
         return self._ggml.ggml_get_name(address).decode(errors="replace") if address else ""
@@ -169,7 +209,8 @@ class _Observer:
             )
         raw = (ctypes.c_uint8 * num_bytes).from_address(self._ggml.ggml_get_data(address))
         shape, strides = tuple(tensor.ne[:ndim])[::-1], tuple(tensor.nb[:ndim])[::-1]
-        return np.ndarray(shape, dtype, raw, strides=strides).copy()
+        values = np.ndarray(shape, dtype, raw, strides=strides)
+        return values.astype(np.float32) if dtype == np.int32 else values.copy()  # ids of experts, as traces have them
 
 
 def _work(path: Path, out: Path, job: Mapping[str, Any]) -> None:

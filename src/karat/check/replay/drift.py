@@ -175,7 +175,7 @@ class FreeRun:
                 inputs = replay.noise.as_rounded(node, inputs)
                 if node.kind in ("scores", "mix"):
                     inputs[1] = replay.noise.as_cached(inputs[1])
-            result = evaluate(node, inputs, replay.exact, dtype)
+            result = evaluate(node, inputs, replay.rounded if kind == "noisy" else replay.exact, dtype)
             if node.kind == "chosen_ids" and kind == "right":
                 spread_of_logits = DRIFT_LIMIT * self._spreads[node.inputs[0]]
                 self._routed = inputs[0], routing.floor_of(inputs[0], replay.unit, spread_of_logits)

@@ -53,14 +53,24 @@ class Noise:
 
     def as_rounded(self, node: Node, inputs: list[Array]) -> list[Array]:
         """The inputs of a matrix product with the noise of rounded activations, if the engine rounds them."""
-        if node.kind != "linear" or self._activations in (None, "none"):
+        if node.kind != "linear":
             return inputs
-        x, weight = inputs[0].reshape(len(inputs[0]), -1), node.params["weight"]
+        return [self.rounded(inputs[0].reshape(len(inputs[0]), -1), node.params["weight"]), *inputs[1:]]
+
+    @property
+    def moves_what_experts_read(self) -> bool:
+        """Whether the engine rounds inputs of products in a way that only noise can follow."""
+        return self._activations == "ggml"
+
+    def rounded(self, x: Array, weight: str) -> Array:
+        """x [rows, columns], the inputs of a product with this weight, with the noise of rounded activations."""
+        if self._activations is None or self._activations == "none":
+            return x
         if self._activations == "ggml":
             step = ggml_half_step(x, self._context.weights.stored_type(weight))
         else:
             step = integers.half_step(x, self._activations) if self._context.reads_integers(weight) else None
-        return inputs if step is None else [x + step * self._rng.uniform(-1, 1, x.shape)]
+        return x if step is None else x + step * self._rng.uniform(-1, 1, x.shape)
 
     def as_cached(self, x: Array) -> Array:
         """K or V with the rounding noise of a narrower cache, if there is one."""

@@ -47,9 +47,14 @@ class Runs:
         self.context = Context(weights, self.tokens, head_rows, kv_dtype if narrow else None, trace.info.integers)
         loose = _STRAY * self.unit if narrow or trace.info.integers else 0.0
         self.exact = self.context.exact()  # for whole runs, in which rounding to integers is noise
-        # One of them rounds every number near a tie up, the other one down.
-        self._noisy = (self.context.disturbed(loose=loose), self.context.disturbed(jitter=2.0**-22, loose=-loose))
         self.noise = Noise(trace.info, self.context, seed)
+        rounding = self.noise.rounded if self.noise.moves_what_experts_read else None
+        # One of them rounds every number near a tie up, the other one down.
+        self._noisy = (
+            self.context.disturbed(loose=loose, rounding=rounding),
+            self.context.disturbed(jitter=2.0**-22, loose=-loose, rounding=rounding),
+        )
+        self.rounded = self.exact if rounding is None else self.exact.disturbed(rounding=rounding)  # for noisy runs
         places = {
             name: ResultShape(
                 node,

@@ -143,7 +143,7 @@ def expert(a: Expert) -> Array:
 
 
 def _experts(given: Given) -> Array:
-    (x, ids, by), params, put, read = given.inputs[:3], given.params, given.replace, given.context.read
+    (x, ids, by), params, put, read = given.inputs[:3], given.params, given.replace, given.context.read_by_expert
     weights = put(paired)(Paired(ids, by))
     total = np.zeros_like(x)
     clamp, gates, downs = params["clamp"], params["gates"], params["downs"]
