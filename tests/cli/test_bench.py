@@ -200,6 +200,22 @@ def test_ranks_are_measured_in_turns_with_one_process(karat_here: Karat) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(unavailable_reason() is not None, reason="packed files need the native extension")
+def test_a_packed_file_is_measured_in_turns_with_memory(karat_here: Karat, tmp_path: Path) -> None:
+    """A shape leaves no file; that of a model stays."""
+    model = str(write_model(tmp_path))
+    (folder := tmp_path / "packed").mkdir()
+    for measured, kept in ((["--shape", "tiny", "--weights", "q4_0"], 0), ([model], 1)):
+        more = ["-p", "20", "--context", "0", "--packed-cache", str(folder), "--json"]
+        done = karat_here("bench", "-q", *measured, *QUICK, *more)
+        assert (done.returncode, done.stderr) == (0, "")
+        result = parsed(done.stdout)
+        assert result.peer is not None and result.peer["name"] == "in memory"
+        assert result.peer["logits_deviation"] == 0 and all(row.peer and row.peer.ratio > 0 for row in result.rows)
+        assert len(list(folder.iterdir())) == kept
+
+
+@pytest.mark.slow
 def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
@@ -245,6 +261,8 @@ def test_a_peer_is_measured_in_turns(karat_here: Karat) -> None:
         (("--shape", "tiny", "--tensor-parallel-size", "1"), 2, "--tensor-parallel-size 1: expected 2, 4 or 8"),
         (("--shape", "tiny", "--tensor-parallel-size", "8", *QUICK, "-p", "20"), 2, "this model works with 1, 2"),
         (("--shape", "tiny", "--override", "rope_theta=1"), 2, "--shape tiny has no files"),
+        (("--shape", "tiny", "--packed-cache", "nowhere"), 2, "--packed-cache nowhere: there is no such folder"),
+        (("--shape", "tiny", "--packed-cache", ".", "--peer", "llama.cpp"), 2, "without --peer and ranks"),
         (("--peer", "transformers", "--override", "rope_theta=1"), 2, "--peer reads the model's files alone"),
         (("--shape", "tiny", "--peer", "vllm"), 2, "peer 'vllm' is not known"),
         (("/no/such/folder",), 4, "/no/such/folder"),

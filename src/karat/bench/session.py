@@ -41,8 +41,9 @@ class BenchOptions:
     `stored` says.
 
     Karat, the limits and the peer have `threads` threads each (None: one a physical core). With tensor_parallel_size,
-    that many ranks share the threads, and the peer is one process with all of them. `overrides` are what the user says
-    of `model`. `loading` goes to LLM as it is.
+    that many ranks share the threads, and the peer is one process with all of them. With packed_cache, the model is
+    mapped from a packed file there, and the peer has it in memory. `overrides` are what the user says of `model`.
+    `loading` goes to LLM as it is.
     """
 
     model: Path | None = None
@@ -57,6 +58,7 @@ class BenchOptions:
     max_num_batched_tokens: int | None = None
     peer: str | None = None
     tensor_parallel_size: int = 1
+    packed_cache: Path | None = None
     threads: int | None = None
     overrides: Overrides = NO_OVERRIDES
     loading: Mapping[str, Any] = field(default_factory=dict)
@@ -154,20 +156,23 @@ class _Session:
         ranks = options.tensor_parallel_size
         progress("loading the model")
         self.exchange: dict[str, Any] | None = None
-        alone = None
+        alone: LLM | None = None
+        otherwise: dict[str, Any] = {}  # what is measured, beside the model without it
         if ranks > 1:
             progress("measuring the exchange between ranks")
             seconds, has_cores = all_reduce_seconds(ranks, self.config.hidden_size)
             self.exchange = {"all_reduce_s": seconds, "floats": self.config.hidden_size, "own_cores": has_cores}
             progress("loading the model")
+            otherwise = {"tensor_parallel_size": ranks, "threads": max(1, options.num_threads // ranks)}
+        elif options.packed_cache is not None:
+            otherwise = {"packed_cache": options.packed_cache}
+        if otherwise:
             alone = LLM(checkpoint, **sizes, **given)
-            if options.shape is not None:  # ranks read files
-                self._folder = tempfile.TemporaryDirectory(prefix="karat-bench-")
+            if options.shape is not None:  # ranks and packed files are made of files
+                self._folder = tempfile.TemporaryDirectory(prefix="karat-bench-", dir=options.packed_cache)
                 checkpoint = written(checkpoint, Path(self._folder.name) / "random.gguf")
-            share = {"tensor_parallel_size": ranks, "threads": max(1, options.num_threads // ranks)}
-            llm = LLM(checkpoint, **sizes, **{**given, **share})
-        else:
-            llm = LLM(checkpoint, **sizes, **given)
+                otherwise |= {"packed_cache": Path(self._folder.name)} if options.packed_cache else {}
+        llm = LLM(checkpoint, **sizes, **{**given, **otherwise})
         account = Account(self.config, stored_bytes(weights, options.quantize), llm.kv_dtype)
         types = _stored_types(weights, options.quantize)
         self.facts: dict[str, Any] = {
@@ -180,7 +185,8 @@ class _Session:
         }
         self.sides.append(KaratSide(llm, account, karat.__version__, num_threads=options.num_threads))
         if alone is not None:
-            side = KaratSide(alone, account, karat.__version__, num_threads=options.num_threads, name="1 process")
+            name = "1 process" if ranks > 1 else "in memory"
+            side = KaratSide(alone, account, karat.__version__, num_threads=options.num_threads, name=name)
             side.details["logits_deviation"] = _difference(llm, alone)
             self.sides.append(side)
         if options.peer is not None:

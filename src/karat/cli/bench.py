@@ -25,6 +25,7 @@ Examples
   karat bench --shape llama-3.2-1b --quantize q8_0 --peer llama.cpp
   karat bench --shape qwen2.5-0.5b --plot roofline.svg
   karat bench --shape qwen2.5-0.5b --weights q4_0 --tensor-parallel-size 2
+  karat bench --shape qwen3-30b-a3b-cut --weights q4_k_m --packed-cache ~/packed
 """
 
 
@@ -35,7 +36,7 @@ def bench(
         typer.Option(
             metavar="NAME",
             help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, qwen3-30b-a3b-cut (six of its "
-            "layers), gpt-oss-20b-cut, tiny.",
+            "layers), gpt-oss-20b-cut, olmoe-small (a whole mixture of 0.5B), tiny.",
         ),
     ] = None,
     weights: Annotated[
@@ -70,6 +71,10 @@ def bench(
     tensor_parallel_size: Annotated[
         int | None,
         typer.Option(metavar="N", help="N ranks share the threads, in turns with one process that has all of them."),
+    ] = None,
+    packed_cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Map the model from a packed file there, in turns with one in memory."),
     ] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="Threads (default: as many as cores).")] = None,
     max_num_batched_tokens: Annotated[
@@ -114,6 +119,10 @@ def bench(
             f"--tensor-parallel-size {tensor_parallel_size}: expected 2, 4 or 8, and no --peer: the ranks are "
             "measured against one process"
         )
+    if packed_cache is not None and (tensor_parallel_size is not None or peer is not None):
+        raise UsageError("--packed-cache is measured against the same model in memory: without --peer and ranks")
+    if packed_cache is not None and not packed_cache.is_dir():
+        raise UsageError(f"--packed-cache {packed_cache}: there is no such folder; make it, or choose another")
     check_plot(plot)
     overrides = overrides_of(words, shape=shape, peer=peer)
     from karat.bench.plot import roofline
@@ -138,6 +147,7 @@ def bench(
         max_num_batched_tokens=max_num_batched_tokens,
         peer=peer,
         tensor_parallel_size=tensor_parallel_size or 1,
+        packed_cache=packed_cache,
         overrides=overrides,
         loading={name: value for name, value in loading.items() if value is not None},
     )
