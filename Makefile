@@ -102,7 +102,7 @@ endef
 # Torch is a peer to compare with, and not to be had for every Python and platform: without it the tests that need it
 # are skipped. So are those that use a real model, where no package index has it.
 # All at once takes pip half the time; where one cannot be had, each is tried by itself.
-PEERS := peers clients lm-eval router browser deploy
+PEERS := peers clients lm-eval router ray browser deploy
 .PHONY: peers
 peers: TOTAL := 4
 peers: $(STAMPS)/dev
@@ -114,6 +114,7 @@ peers: $(STAMPS)/dev
 	@$(call optional,clients,the clients that ask the server,the openai client,tests that ask with it)
 	@$(call optional,lm-eval,lm-eval (it asks the server too),lm-eval,tests that ask with it)
 	@$(call optional,router,vllm-router (it asks several servers),vllm-router,tests of replicas behind it)
+	@$(call optional,ray,Ray (a cluster for tests),Ray,tests on a cluster)
 	@$(call optional,browser,what drives a browser (the page's tests),Playwright,tests of the page in a browser)
 	@$(call optional,deploy,what checks the files of deploy/,what checks deploy/,tests of its files)
 	@test $(STAMPS)/real-model -nt requirements/real-model.txt || { \

@@ -35,6 +35,7 @@ ROWS = [
     {"client", "http_client"},
     {"server"},
     {"batch_files"},
+    {"ray"},
     {"bench"},
     {"cli", "__main__"},
 ]
@@ -64,6 +65,7 @@ PEERS = {"torch", "transformers", "safetensors", "gguf", "llama_cpp", "openvino"
 EXTRAS: Mapping[str, set[str]] = {
     "karat.check": PEERS,
     "karat.batch_files.sources": {"pyarrow"},
+    "karat.ray": {"ray"},
     "karat.bench.peers": PEERS,
     "karat.receipts.signature": {"cryptography"},
 }

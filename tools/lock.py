@@ -15,7 +15,7 @@ HEADER = "# Exact versions of everything that make installs. Written by `make lo
 
 def resolve() -> dict[str, str]:
     """Name to version of everything that the requirements bring in, Karat itself left out."""
-    files = "build wheel peers clients lm-eval router browser deploy".split()
+    files = "build wheel peers clients lm-eval router ray browser deploy".split()
     wanted = [word for file in files for word in ("-r", f"requirements/{file}.txt")] + [".[check,dev,train]"]
     report = ["--quiet", "--dry-run", "--ignore-installed", "--no-build-isolation", "--report", "-"]
     command = [sys.executable, "-m", "pip", "install", *report, *wanted]

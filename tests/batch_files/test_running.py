@@ -96,7 +96,7 @@ def test_ended_anywhere_it_goes_on(stops: list[int], num_each: int, tmp_path: Pa
         before = survey(batch).num_answered
         if before + stop < 30:
             with pytest.raises(ClientError, match="what was answered is kept"):
-                answered(batch, place, num_each=num_each)
+                answered(batch, place, num_each=num_each, give_up_s=0.1)  # time for what is under way
             assert survey(batch).num_answered == before + len(place.asked)
         else:
             answered(batch, place, num_each=num_each)
@@ -135,6 +135,14 @@ def test_places_have_as_many_each(tmp_path: Path) -> None:
     batch, places = batch_of(tmp_path, texts(300)), [Echo("a"), Echo("b"), Echo("c")]
     answered(batch, *places, num_each=4)
     assert all(80 <= len(place.asked) <= 120 for place in places), [len(place.asked) for place in places]
+    batch.journal.close()
+
+
+def test_what_a_place_that_goes_was_asked_is_answered_by_the_others(tmp_path: Path) -> None:
+    batch, places = batch_of(tmp_path, texts(60)), [Echo("a", stops_after=7), Echo("b"), Echo("c", stops_after=0)]
+    meter = answered(batch, *places, num_each=3)
+    assert meter.num_done == 60 and len(places[0].asked) == 7 and len(places[1].asked) == 53
+    assert len(results(batch, tmp_path)[0]) == 60
     batch.journal.close()
 
 

@@ -17,7 +17,7 @@ _LONGEST_S = 30.0  # between two tries
 _TRIES_OF_A_BUG = 2
 
 
-class Asked(Protocol):
+class PlaceToAsk(Protocol):
     """One place to ask. It raises FailedError where there is no whole answer."""
 
     name: str
@@ -85,7 +85,7 @@ class PatientPlace:
     taken for the answer if it comes twice.
     """
 
-    def __init__(self, asked: Asked, give_up_s: float) -> None:
+    def __init__(self, asked: PlaceToAsk, give_up_s: float) -> None:
         self._asked = asked
         self._give_up_s = give_up_s
         self._failing_since: float | None = None

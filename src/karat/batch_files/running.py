@@ -17,7 +17,7 @@ from karat.batch_files.lines import BatchRequest, Fault, LineReading
 from karat.batch_files.results import fault_line, result_line
 from karat.batch_files.sources import Source
 from karat.checkpoint.files import whole_file
-from karat.errors import KaratError, UsageError
+from karat.errors import ClientError, KaratError, UsageError
 
 WINDOW = 10_000  # requests whose order is free, so that those that begin alike are neighbours
 _COMMIT_S = 0.5
@@ -129,15 +129,24 @@ async def answer_pending(
 ) -> None:
     """Ask for all that is pending, of each place `num_each` at a time; what comes is in the journal within a second.
 
-    An error of a place or of the disk, and a cancellation, end it; what came until then is kept.
+    What a place that gives up was asked goes to the others. ClientError when the last one gives up; it, an error of the
+    disk and a cancellation end it, and what came until then is kept.
     """
-    pending, came = batch.pending(), _Kept(batch.journal)
+    pending, came, gone = _Pending(batch.pending()), _Kept(batch.journal), set[PatientPlace]()
 
     async def work(place: PatientPlace) -> None:
-        while (request := next(pending, None)) is not None:
-            answer = await place.answer(request.route, request.content(batch.seed))
+        while place not in gone and (request := await pending.take()) is not None:
+            try:
+                answer = await place.answer(request.route, request.content(batch.seed))
+            except ClientError:
+                pending.give_back(request)
+                gone.add(place)
+                if len(gone) == len(places):
+                    raise
+                return
             meter.count(answer)
             came.add(request, answer)
+            pending.done()
 
     async def report() -> None:
         while True:
@@ -155,6 +164,36 @@ async def answer_pending(
         raise errors.exceptions[0] from None
     finally:
         await asyncio.shield(came.commit())
+
+
+class _Pending:
+    """Requests to ask for. One that was taken is `done`, or is given back and taken by another."""
+
+    def __init__(self, requests: Iterator[BatchRequest]) -> None:
+        self._requests = requests
+        self._returned: deque[BatchRequest] = deque()
+        self._num_out = 0
+        self._changed = asyncio.Event()
+
+    async def take(self) -> BatchRequest | None:
+        """The next request; None when all are done. While others may give one back, it waits."""
+        while True:
+            request = self._returned.popleft() if self._returned else next(self._requests, None)
+            if request is not None:
+                self._num_out += 1
+                return request
+            if not self._num_out:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+    def done(self) -> None:
+        self._num_out -= 1
+        self._changed.set()
+
+    def give_back(self, request: BatchRequest) -> None:
+        self._returned.append(request)
+        self.done()
 
 
 class _Kept:

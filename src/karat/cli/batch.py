@@ -1,9 +1,10 @@
 """`karat batch`: many requests from a file, and their answers in another."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +17,10 @@ from karat.cli.terminal import note, require_folder_of
 from karat.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    from karat.batch_files.asking import PlaceToAsk
     from karat.batch_files.running import Batch, BatchMeter, Survey
     from karat.batch_files.sources import Source
+    from karat.server.settings import ServerSettings
 
 EXAMPLES = """
 Examples
@@ -67,6 +70,15 @@ class ServersOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Engines on the nodes of a cluster of Ray."""
+
+    ray: Annotated[str | None, option("Cluster", "ADDRESS", "Load MODEL on the nodes there: auto, HOST:PORT.")] = None
+    cores_each: Annotated[int | None, option("Cluster", "N", "Cores of an engine (default: all of its node).")] = None
+    engines: Annotated[int | None, option("Cluster", "N", "Engines at the most (default: as many as fit).")] = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOptions:
     """The engine here."""
 
@@ -93,6 +105,7 @@ def batch(
     tables: TableOptions,
     results: ResultOptions,
     servers: ServersOptions,
+    cluster: ClusterOptions,
     engine: EngineOptions,
     loading: LoadOptions,
 ) -> None:
@@ -107,6 +120,10 @@ def batch(
     """
     if servers.url and (model is not None or loading.given() or given_fields(engine)):
         raise UsageError("both --url and a model to load here, or its options; give one")
+    if servers.url and cluster.ray:
+        raise UsageError("both --url and --ray; give one")
+    if cluster.ray is None and given_fields(cluster):
+        raise UsageError(f"--{next(iter(given_fields(cluster))).replace('_', '-')} needs --ray")
     if not servers.url and given_fields(servers):
         raise UsageError(f"--{next(iter(given_fields(servers))).replace('_', '-')} needs --url")
     if not source.is_file():
@@ -130,7 +147,7 @@ def batch(
         found = survey(asked)
         if not quiet:
             _remark(found)
-        meter = asyncio.run(_answer(asked, found, model, results, servers, engine, loading, quiet=quiet))
+        meter = asyncio.run(_answer(asked, found, model, results, servers, cluster, engine, loading, quiet=quiet))
         num_good, num_bad = write_results(asked, output, errors, times=not results.no_times)
     finally:
         kept.close()
@@ -146,16 +163,20 @@ async def _answer(
     model: str | None,
     results: ResultOptions,
     servers: ServersOptions,
+    cluster: ClusterOptions,
     engine: EngineOptions,
     loading: LoadOptions,
     *,
     quiet: bool,
 ) -> "BatchMeter":
     from karat.batch_files.asking import PatientPlace, ServerThere
+    from karat.batch_files.here import engine_here
     from karat.batch_files.running import BatchMeter, answer_pending, facts_of
+    from karat.engine.async_llm import AsyncLLM
 
     meter = BatchMeter(found.num_requests - found.num_answered)
     give_up_s = 300.0 if servers.give_up_s is None else servers.give_up_s
+    places: Sequence[PlaceToAsk]
     async with AsyncExitStack() as stack:
         if servers.url:
             timeout_s = 3600.0 if servers.timeout_s is None else servers.timeout_s
@@ -165,9 +186,14 @@ async def _answer(
             ]
             num_each, fingerprint = servers.concurrency or _EACH, None
         else:
-            here, llm = await stack.enter_async_context(_engine(found, model, results, engine, loading))
-            places, num_each = [here], 2 * llm.max_num_seqs
-            fingerprint = (await llm.fingerprint()).short
+            settings, options = _engine(found, model, engine, loading)
+            if cluster.ray is None:
+                opening = engine_here(partial(AsyncLLM.open, model, **options), settings, receipts=results.receipts)
+                here, llm = await stack.enter_async_context(opening)
+                places, facts = [here], [(llm.max_num_seqs, (await llm.fingerprint()).short)]
+            else:
+                places, facts = await _cluster(model, options, settings, cluster, receipts=results.receipts)
+            num_each, fingerprint = 2 * facts[0][0], facts[0][1]
         asked.journal.settle(facts_of(asked, receipts=results.receipts, fingerprint=fingerprint))
         patient = [PatientPlace(place, give_up_s) for place in places]
         progress = Progress(quiet=quiet, lines=True)
@@ -178,12 +204,29 @@ async def _answer(
     return meter
 
 
+async def _cluster(
+    model: str | None, options: dict[str, Any], settings: "ServerSettings", cluster: ClusterOptions, *, receipts: bool
+) -> "tuple[Sequence[PlaceToAsk], list[tuple[int, str]]]":
+    """Engines on a cluster, loaded, and of each how many sequences it computes and its model's fingerprint."""
+    try:
+        from karat.ray.engine_actor import connect, engines
+    except ImportError:
+        raise UsageError("--ray needs Ray, which is not installed; pip install '.[ray]' in a clone") from None
+    assert cluster.ray is not None, "an address"
+    connect(cluster.ray)
+    places = engines(model, options, settings, cores=cluster.cores_each, most=cluster.engines, receipts=receipts)
+    facts = await asyncio.gather(*(place.facts() for place in places))
+    for place, (_, fingerprint) in zip(places, facts, strict=True):
+        if fingerprint != facts[0][1]:
+            raise UsageError(f"{place.name} has another model ({fingerprint}) than {places[0].name} ({facts[0][1]})")
+    return places, facts
+
+
 def _engine(
-    found: "Survey", model: str | None, results: ResultOptions, engine: EngineOptions, loading: LoadOptions
-) -> Any:
-    from karat.batch_files.here import engine_here
+    found: "Survey", model: str | None, engine: EngineOptions, loading: LoadOptions
+) -> "tuple[ServerSettings, dict[str, Any]]":
+    """The server's settings and the options of an engine."""
     from karat.cli.serve import usual_name
-    from karat.engine.async_llm import AsyncLLM
     from karat.server.settings import ServerSettings
 
     names = tuple(engine.served_model_name or [usual_name(model)])
@@ -197,7 +240,7 @@ def _engine(
     settings = ServerSettings(model_names=names)
     if engine.default_max_tokens is not None:
         settings = replace(settings, default_max_tokens=engine.default_max_tokens)
-    return engine_here(lambda: AsyncLLM.open(model, **options), settings, receipts=results.receipts)
+    return settings, options
 
 
 def _source(path: Path, tables: TableOptions) -> "Source":

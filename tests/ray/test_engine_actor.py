@@ -1,0 +1,79 @@
+"""Engines on a cluster: a batch has the answers of an engine here, also where engines are killed meanwhile."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from karat.errors import CheckpointError, ClientError, KaratError, UsageError
+from karat.ray.engine_actor import engines
+from karat.server.settings import ServerSettings
+from tests.cli.conftest import COMMAND, Karat, environment
+from tests.cli.test_batch import write_requests
+
+SETTINGS = ServerSettings(model_names=("m",))
+
+
+def actors() -> list[int]:
+    """Processes of engines' actors."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "cmdline").read_bytes().startswith(b"ray::EngineActor"):
+                found.append(int(folder.name))
+        except OSError:
+            pass
+    return found
+
+
+def test_a_batch_whose_engines_are_killed(cluster: str, tmp_path: Path, karat: Karat) -> None:
+    source, here, there = write_requests(tmp_path / "in.jsonl", 120), tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    assert karat("batch", str(source), "-o", str(here), "--no-times", "-q").returncode == 0
+    words = [*COMMAND, "batch", str(source), "-o", str(there), "--no-times", "--ray", cluster]
+    running = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE)
+    journal = tmp_path / "there.jsonl.journal"
+    num_killed, seen = 0, 0
+    while running.poll() is None:
+        time.sleep(0.1)
+        size = journal.stat().st_size if journal.exists() else 0
+        if num_killed < 2 and size > seen + 40_000 and (found := actors()):
+            os.kill(random.choice(found), signal.SIGKILL)
+            num_killed, seen = num_killed + 1, size
+    assert running.returncode == 0, running.communicate()
+    assert num_killed >= 1, "nothing was killed"
+    assert there.read_bytes() == here.read_bytes()
+
+
+def test_what_cannot_be_loaded_is_karat_s_own_error(cluster: str, tmp_path: Path) -> None:
+    import asyncio
+
+    (place,) = engines(str(tmp_path), {}, SETTINGS, cores=1, most=1, receipts=False)
+    with pytest.raises(KaratError) as raised:
+        asyncio.run(place.facts())
+    assert str(tmp_path) in str(raised.value) and not isinstance(raised.value, ClientError)
+    assert isinstance(raised.value, CheckpointError | KaratError)
+
+
+def test_more_cores_than_a_node_has(cluster: str) -> None:
+    with pytest.raises(UsageError, match="no node of the cluster has 64 cores; say fewer with --cores-each"):
+        engines(None, {}, SETTINGS, cores=64, most=None, receipts=False)
+
+
+def test_no_cluster(tmp_path: Path, karat: Karat) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": "Once"}) + "\n")
+    done = karat("batch", str(source), "-o", str(tmp_path / "out.jsonl"), "--ray", "127.0.0.1:1")
+    assert done.returncode == 1 and "no cluster of Ray at '127.0.0.1:1'" in done.stderr, done.stderr
+
+
+def test_a_batch_without_a_cluster(tmp_path: Path, karat_here: Karat) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": "Once"}) + "\n")
+    words = ["batch", str(source), "-o", str(tmp_path / "out.jsonl")]
+    assert "--cores-each needs --ray" in karat_here(*words, "--cores-each", "2").stderr
+    assert "both --url and --ray" in karat_here(*words, "--url", "http://a", "--ray", "auto").stderr
