@@ -109,11 +109,11 @@ def test_ranks_read_and_keep_their_share(
     checkpoint = open_model(path)
     config = read_config(checkpoint.config)
     share = shares(config, {"F32": 4, "Q8_0": 34 / 32}[stored])
-    load = parallel.load_of(path, config.vocab_size, [[1, 2, 3]], chunk=4)
+    load = parallel.load_of(path, [[1, 2, 3]], chunk=4)
     sizes = {"hidden_size": 32, "intermediate_size": 256, "num_attention_heads": 8, "head_dim": 32, "vocab_size": 64}
     tiny = parallel.write(tmp_path / "tiny", parallel.config_of("llama", **sizes), "F32")
     small = read_config(open_model(tiny).config)
-    team.load(parallel.load_of(tiny, small.vocab_size, [[1, 2, 3]], chunk=4), small)  # everything is imported now
+    team.load(parallel.load_of(tiny, [[1, 2, 3]], chunk=4), small)  # everything is imported now
 
     forget(path)
     pids = team.process_ids

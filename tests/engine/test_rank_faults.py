@@ -366,7 +366,7 @@ def test_a_bug_in_a_rank_is_told_with_its_traceback(folder: Path) -> None:
     team = ParallelModel(2)
     try:
         config = read_config(json.loads((folder / "config.json").read_text()))
-        team.load(parallel.load_of(folder, config.vocab_size, [[1, 2]], chunk=8), config)
+        team.load(parallel.load_of(folder, [[1, 2]], chunk=8), config)
         with pytest.raises(KaratError, match=r"Traceback[\s\S]*in do"):
             team.command(lambda number: Step(number=number, batch=b"\0"), RankDone)
     finally:

@@ -113,7 +113,7 @@ def test_what_the_system_refuses_to_one_rank(
 ) -> None:
     """It is said in a sentence, and the same ranks load the same model once there is nothing in the way."""
     ranks = team(around)
-    load = load_of(folder, SHAPE["vocab_size"], [[1, 2, 3]], chunk=8)
+    load = load_of(folder, [[1, 2, 3]], chunk=8)
     load = msgspec.structs.replace(load, num_blocks=(1 << 17,))  # much more than 64 MiB of cache
     with pytest.raises(kind) as raised:
         ranks.load(load, read_config({**tiny.CONFIG, **SHAPE}))

@@ -14,7 +14,7 @@ from safetensors import TensorSpec, serialize
 
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.checkpoint.overrides import NO_OVERRIDES
-from karat.config import FloatName
+from karat.config import FloatName, ModelConfig
 from karat.convert.metadata import model_pairs
 from karat.engine.engine import Engine
 from karat.engine.engine_config import EngineConfig
@@ -22,7 +22,8 @@ from karat.engine.model_running import open_runner
 from karat.engine.ranks.messages import LoadRank
 from karat.engine.ranks.rank_model import ParallelModel
 from karat.kv.blocks import BLOCK_SIZE
-from karat.models.decoder import weight_specs
+from karat.kv.groups import bytes_of_state
+from karat.models.decoder import outline, weight_specs
 from karat.models.families import FAMILIES
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config
@@ -182,10 +183,10 @@ def _draw(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], mean: fl
 
 
 def logits_of(
-    run: Runner, vocab_size: int, texts: Sequence[Sequence[int]], *, chunk: int, together: bool = True
+    run: Runner, config: ModelConfig, texts: Sequence[Sequence[int]], *, chunk: int, together: bool = True
 ) -> list[NDArray[np.floating]]:
     """Logits [tokens, vocab] of each text, computed in chunks, all texts together or one by one."""
-    sizes = sizes_for(vocab_size, texts, chunk)
+    sizes, vocab_size = sizes_for(config, texts, chunk), config.vocab_size
     engine = Engine(run, placeholder_tokenizer(vocab_size), sizes)
     logits: list[NDArray[np.floating]] = [np.empty((len(text), vocab_size), np.float32) for text in texts]
     readers = []
@@ -201,15 +202,16 @@ def logits_of(
     return logits
 
 
-def sizes_for(vocab_size: int, texts: Sequence[Sequence[int]], chunk: int) -> EngineConfig:
+def sizes_for(config: ModelConfig, texts: Sequence[Sequence[int]], chunk: int) -> EngineConfig:
     num_blocks = sum(-(-len(text) // BLOCK_SIZE) for text in texts)
     return EngineConfig(
-        vocab_size=vocab_size,
+        vocab_size=config.vocab_size,
         max_model_len=max(map(len, texts)),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_num_seqs=min(len(texts), chunk),
         max_num_batched_tokens=chunk,
+        state_bytes=bytes_of_state(outline(config).keeps, "float32"),
     )
 
 
@@ -230,9 +232,10 @@ def single(
     config = read_config(checkpoint.config)
     ops = registry.create(executor, dtype, {"threads": threads})
     model = build(config, ops, checkpoint, num_positions=max(map(len, texts)), group=group)
-    sizes = sizes_for(config.vocab_size, texts, chunk)
-    run = open_runner(model, kv_dtype, sizes.group_blocks, sizes.step_limits)
-    return logits_of(run, config.vocab_size, texts, chunk=chunk, together=together)
+    sizes = sizes_for(config, texts, chunk)
+    states = sizes.num_state_slots
+    run = open_runner(model, kv_dtype, sizes.group_blocks, sizes.step_limits, num_states=states)
+    return logits_of(run, config, texts, chunk=chunk, together=together)
 
 
 def parallel(
@@ -254,7 +257,6 @@ def parallel(
     ranks.load(
         load_of(
             path,
-            config.vocab_size,
             texts,
             chunk=chunk,
             executor=executor,
@@ -265,11 +267,11 @@ def parallel(
         ),
         config,
     )
-    return logits_of(ranks, config.vocab_size, texts, chunk=chunk, together=together)
+    return logits_of(ranks, config, texts, chunk=chunk, together=together)
 
 
-def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chunk: int, **changes: Any) -> LoadRank:
-    sizes = sizes_for(vocab_size, texts, chunk)
+def load_of(path: Path, texts: Sequence[Sequence[int]], *, chunk: int, **changes: Any) -> LoadRank:
+    sizes = sizes_for(read_config(open_model(path).config), texts, chunk)
     given: dict[str, Any] = {
         "executor": "native",
         "overrides": NO_OVERRIDES,
@@ -284,6 +286,7 @@ def load_of(path: Path, vocab_size: int, texts: Sequence[Sequence[int]], *, chun
         num_positions=sizes.max_model_len,
         num_blocks=sizes.group_blocks,
         block_size=BLOCK_SIZE,
+        num_states=sizes.num_state_slots,
         limits=sizes.step_limits,
         **given,
     )

@@ -187,7 +187,7 @@ def right(model: CheckedModel) -> tuple[Trace, Trace, list[tuple[HeldPart, ...]]
     alone = record_model(control, Steps(tokens), selection=Selection(attention=False))
     ranks = ParallelModel(2, "karat.check.ranks.rank")
     try:
-        load: LoadRank = parallel.load_of(model.path, 4096, [list(tokens)], chunk=len(tokens))
+        load: LoadRank = parallel.load_of(model.path, [list(tokens)], chunk=len(tokens))
         ranks.load(load, model.config)
         return alone, record_ranks(ranks, Steps(tokens), "float16"), shards_of(ranks)
     finally:

@@ -12,7 +12,7 @@ from karat.config import FloatName
 from karat.engine.engine_config import EngineConfig
 from karat.engine.ranks.rank_model import ParallelModel
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.groups import windows_of
+from karat.kv.groups import bytes_of_state, windows_of
 from karat.models.decoder import outline
 from karat.models.registry import Model
 
@@ -46,6 +46,7 @@ class ParallelPlan:
 
     def sizes(self, chunk: int) -> EngineConfig:
         """Sizes of an engine that computes the text in chunks of so many tokens."""
+        keeps = outline(self.model.config).keeps
         return EngineConfig(
             vocab_size=self.model.config.vocab_size,
             max_model_len=self.num_tokens,
@@ -53,7 +54,8 @@ class ParallelPlan:
             block_size=BLOCK_SIZE,
             max_num_seqs=1,
             max_num_batched_tokens=chunk,
-            windows=windows_of(outline(self.model.config).keeps),
+            windows=windows_of(keeps),
+            state_bytes=bytes_of_state(keeps, "float32"),
         )
 
 

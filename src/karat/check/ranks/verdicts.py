@@ -41,7 +41,8 @@ def logits(session: ParallelSession) -> ParallelStage:
     for chunk in dict.fromkeys((plan.num_tokens, min(7, plan.num_tokens))):
         sizes = plan.sizes(chunk)
         tokenizer = placeholder_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
-        run = open_runner(control, session.kv_dtype, sizes.group_blocks, sizes.step_limits)
+        states = sizes.num_state_slots
+        run = open_runner(control, session.kv_dtype, sizes.group_blocks, sizes.step_limits, num_states=states)
         want = _compute(Engine(run, tokenizer, sizes), session.tokens)
         got = _compute(Engine(session.ranks, tokenizer, sizes), session.tokens)
         verdict, how = _judged(control.ops, want, got)

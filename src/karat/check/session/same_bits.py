@@ -19,7 +19,7 @@ from karat.engine.model_running import open_runner
 from karat.engine.ranks.rank_model import ParallelModel, load_command
 from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.groups import windows_of
+from karat.kv.groups import bytes_of_state, windows_of
 from karat.models.cut_units import cut_units
 from karat.models.decoder import outline
 from karat.models.degrees import working_degrees
@@ -178,7 +178,9 @@ def logits_under(
     if setting.tap:
         ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
     sizes = _sizes(config, setting, texts)
-    engine = Engine(open_runner(model.on(ops), kv_dtype, sizes.group_blocks, sizes.step_limits), tokenizer, sizes)
+    states = sizes.num_state_slots
+    run = open_runner(model.on(ops), kv_dtype, sizes.group_blocks, sizes.step_limits, num_states=states)
+    engine = Engine(run, tokenizer, sizes)
     logits = _empty(config.vocab_size, texts)
     readers: dict[int, LogitsReader] = {}
     for index in setting.order or range(len(texts)):
@@ -232,6 +234,7 @@ def _empty(vocab_size: int, texts: Sequence[Sequence[int]]) -> list[NDArray[np.f
 
 
 def _sizes(config: ModelConfig, setting: Setting, texts: Sequence[Sequence[int]]) -> EngineConfig:
+    keeps = outline(config).keeps
     return EngineConfig(
         vocab_size=config.vocab_size,
         max_model_len=max(map(len, texts)),
@@ -240,7 +243,9 @@ def _sizes(config: ModelConfig, setting: Setting, texts: Sequence[Sequence[int]]
         max_num_seqs=min(len(texts), setting.chunk),
         max_num_batched_tokens=setting.chunk,
         enable_prefix_caching=setting.share,
-        windows=windows_of(outline(config).keeps),
+        windows=windows_of(keeps),
+        state_bytes=bytes_of_state(keeps, "float32"),
+        max_snapshots=4 * len(texts) if setting.share else 0,
     )
 
 
