@@ -1,10 +1,11 @@
 """Karat's logits against transformers' on random models of every family.
 
 Tolerances. float32: 1e-4 of the logits' own deviation; both sides round to float32 at every op (2⁻²⁴ relative each, a
-few hundred roundings deep), and transformers' float32 RoPE angles may differ in their last bit. float64: 1e-9
+few hundred roundings deep), and transformers' float32 RoPE angles may differ in their last bit. Where more of it adds
+up, as in a state over 200 tokens, four times what transformers' own float32 is off from its float64. float64: 1e-9
 absolute, the same depth of float64 roundings (2⁻⁵³) with a wide margin.
 
-Covers: karat.layers.norm.
+Covers: karat.layers.norm, karat.models.hybrids.
 """
 
 import os
@@ -48,18 +49,20 @@ def test_logits_equal_transformers(family: str, index: int) -> None:
     assert _mean_largest_weight(outputs.attentions) > 0.1, "attention is close to uniform"
 
     ours = forward.from_transformers(config, hf, ReferenceOps("float32"))
-    (logits,) = forward.run(ours, [ids])
-    assert logits.dtype == np.float32
-    assert np.abs(logits - single).max() <= 1e-4 * single.std()
+    (narrow,) = forward.run(ours, [ids])
+    assert narrow.dtype == np.float32
 
     truth = forward.from_transformers(config, hf, ReferenceOps("float64"))
     hf = hf.double()
-    frequencies = inverse_frequencies(truth.config.rope, truth.config.head_dim)
+    (rotation,) = truth.rotations
+    frequencies = inverse_frequencies(rotation.rope, rotation.head_dim)
     with torch.no_grad(), InFloat64(hf, frequencies):
         double = hf(torch.tensor([ids])).logits[0]
     assert double.dtype == torch.float64
     (logits,) = forward.run(truth, [ids])
     assert np.abs(logits - double.numpy()).max() <= 1e-9
+    theirs = np.abs(single - double.numpy()).max()
+    assert np.abs(narrow - single).max() <= max(1e-4 * single.std(), 4 * theirs)
 
 
 def _mean_largest_weight(attentions: tuple["torch.Tensor", ...]) -> float:

@@ -51,6 +51,9 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     config = random_models.draw_config(rng, family) | {"num_hidden_layers": 2}
     for key in ("layer_types", "decoder_sparse_step", "mlp_only_layers"):
         config.pop(key, None)
+    is_hybrid = "linear_num_key_heads" in config
+    if is_hybrid:
+        config["full_attention_interval"] = 2
     hf = random_models.build(config, 7)
     ids = [rng.randrange(config["vocab_size"]) for _ in range(50)]
     theirs: dict[str, torch.Tensor] = {}
@@ -73,10 +76,14 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
         for part in (
             "",
             ".input_layernorm",
-            ".self_attn.q_proj",
-            ".self_attn.k_proj",
-            ".self_attn.v_proj",
-            ".self_attn.o_proj",
+            *(
+                [
+                    f".linear_attn.{p}"
+                    for p in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
+                ]
+                if is_hybrid and i == 0
+                else [f".self_attn.{p}_proj" for p in "qkvo"]
+            ),
             ".post_attention_layernorm",
             *(
                 [".mlp", ".mlp.router" if family == "gpt_oss" else ".mlp.gate"]
@@ -92,7 +99,7 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
         (ours,) = tap.records[name]
         other = theirs[name].detach().numpy().reshape(ours.shape)
         assert np.abs(ours - other).max() <= 1e-3 * np.abs(other).max(), name
-    (weights,) = tap.records["model.layers.0.self_attn.weights"]
+    (weights,) = tap.records[f"model.layers.{int(is_hybrid)}.self_attn.weights"]
     sums = weights.sum(axis=-1)
     assert (sums <= 1 + 1e-5).all() and (family == "gpt_oss" or (sums >= 1 - 1e-5).all())  # sinks have the rest
     assert weights.shape == (config["num_attention_heads"], 50, 50)

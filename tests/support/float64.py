@@ -44,6 +44,7 @@ class InFloat64:
         self._mode = Widen()
 
     def _rotate(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        position_ids = position_ids[0] if position_ids.ndim == 3 else position_ids  # of text all three are equal
         single = position_ids.numpy()[..., None].astype(np.float32) * self._frequencies
         halves = (single,) * self._copies
         angles = torch.from_numpy(np.concatenate(halves, axis=-1).astype(np.float64))

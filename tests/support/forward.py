@@ -11,7 +11,7 @@ from karat.batch import ForwardBatch
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName
 from karat.kv.cache import new_caches
-from karat.kv.groups import groups_of
+from karat.kv.groups import State, groups_of
 from karat.models.registry import Model, build, read_config
 from karat.ops.executor import Executor
 
@@ -57,7 +57,16 @@ def run(
     tables = np.full((len(prompts), max(blocks_each)), -1, np.int32)
     for seq, count in enumerate(blocks_each):
         tables[seq, :count] = [free.pop() for _ in range(count)]
-    layer_caches = new_caches(ops, model.keeps, kv_dtype or ops.default_kv_dtype, num_blocks, block_size=block_size)
+    num_states = 2 * len(prompts) * any(isinstance(keep, State) for keep in model.keeps)
+    layer_caches = new_caches(
+        ops,
+        model.keeps,
+        kv_dtype or ops.default_kv_dtype,
+        num_blocks,
+        block_size=block_size,
+        num_states=num_states,
+    )
+    turns = np.zeros(len(prompts), np.int32)  # steps of a prompt: it writes its two slots of states in turn
     groups = groups_of(model.keeps)
     done = np.zeros(len(prompts), np.int32)
     logits: list[list[NDArray[np.floating]]] = [[] for _ in prompts]
@@ -79,9 +88,14 @@ def run(
             logit_rows=range(len(ids)),
             slots=[slots] * len(groups),
             block_tables=[np.where(in_use, tables[live], -1)] * len(groups),
+            state_reads=[2 * i + (turns[i] + 1) % 2 if num_states and done[i] else -1 for i in live],
+            state_writes=[2 * i + turns[i] % 2 if num_states else -1 for i in live],
         )
+        turns[live] += 1
         caches = [(num_blocks * block_size, group.keys.window) for group in groups]
-        batch.validate(cached_lens=done[live].tolist(), caches=caches, vocab_size=config.vocab_size)
+        batch.validate(
+            cached_lens=done[live].tolist(), caches=caches, vocab_size=config.vocab_size, num_states=num_states
+        )
         result = ops.read(model.forward(ops.begin(batch), layer_caches))
         for part, i in zip(np.split(result, np.cumsum(counts)[:-1]), live, strict=True):
             logits[i].append(np.array(part))

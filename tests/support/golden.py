@@ -64,6 +64,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": {"norm_topk_prob": True},
     "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512},
     "qwen3_moe": {"mlp_only_layers": [1], "moe_intermediate_size": 128},
+    "qwen3_5_text": {},
 }
 PROMPT_LENS = (70, 9, 1)
 
@@ -131,7 +132,8 @@ def _weights(config: Any, stored: str) -> Any:
         rng = np.random.Generator(np.random.PCG64(number))
         values = rng.integers(-(2**20), 2**20, spec.shape).astype(np.float32) / 2**20
         if len(spec.shape) == 1:
-            values = values / 4 + ("norm" in spec.source)
+            values = -4 * np.abs(values) if spec.source.endswith("A_log") else values / 4 + ("norm" in spec.source)
+            values = values.reshape(spec.stored[-1]) if spec.stored else values
             weights[spec.source] = weight_of(values, "F32", spec.source)
         else:
             values = values / 8

@@ -67,6 +67,14 @@ _OWN: dict[str, dict[str, Any]] = {
         },
     },
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_5_text": {
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 128,
+        "full_attention_interval": 2,
+        "num_hidden_layers": 2,
+    },
     "smollm3": {"pad_token_id": 0},  # transformers' default is beyond these vocabularies
 }
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -122,13 +130,18 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd:
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
+    if stored in FORMATS and "linear_num_key_heads" in config:
+        config = config | {"stored_as_gguf": True}
     read = read_config(config)
     tensors = {}
     for spec in weight_specs(read):
         dtype = stored
         if stored in FORMATS and (len(spec.shape) == 1 or spec.shape[-1] % FORMATS[stored].block_size):
             dtype = "F32" if len(spec.shape) == 1 else odd
-        tensors[spec.source] = (dtype, spec.shape, _draw(rng, dtype, spec.shape, mean=float("norm" in spec.source)))
+        mean = -2.0 if spec.source.endswith("A_log") else float("norm" in spec.source)  # rates of decay
+        tensors[spec.source] = (dtype, spec.shape, _draw(rng, dtype, spec.shape, mean=mean))
+        if spec.stored:  # filters
+            tensors[spec.source] = (dtype, spec.stored[stored in FORMATS], tensors[spec.source][2])
     if stored not in FORMATS:
         if read.model_type == "gpt_oss":
             size = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}

@@ -24,6 +24,7 @@ FAMILIES = (
     "qwen2",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5_text",
     "qwen3_moe",
     "seed_oss",
     "smollm3",
@@ -37,7 +38,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
-    free_head_dim = family in ("gpt_oss", "mistral", "mixtral", "qwen3", "qwen3_moe", "seed_oss")
+    free_head_dim = family in ("gpt_oss", "mistral", "mixtral", "qwen3", "qwen3_5_text", "qwen3_moe", "seed_oss")
     if free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
     elif family in ("granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
@@ -48,7 +49,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_layers = rng.choice([1, 2, 3])
     config: dict[str, Any] = {
         "model_type": family,
-        "architectures": [transformers.AutoConfig.for_model(family).__class__.__name__[:-6] + "ForCausalLM"],
+        "architectures": [_class_of(family) + "ForCausalLM"],
         "vocab_size": rng.choice([61, 127, 257, 300, 509]),
         "hidden_size": hidden,
         "intermediate_size": rng.choice([17, 45, 77, 101, 130]),
@@ -115,9 +116,37 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config["attention_bias"] = rng.random() < 0.5
     if family in ("granite", "llama", "seed_oss", "smollm3"):
         config["mlp_bias"] = rng.random() < 0.5
+    if family == "qwen3_5_text":
+        config |= _draw_hybrid(rng, config)
+        config = {key: value for key, value in config.items() if value is not None}
     if family == "seed_oss":
         config["attention_out_bias"] = rng.random() < 0.5
     return config
+
+
+def _class_of(family: str) -> str:
+    """What the names of transformers' classes begin with."""
+    return type(transformers.AutoConfig.for_model(family)).__name__.removesuffix("Config").removesuffix("Text")
+
+
+def _draw_hybrid(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    """Delta nets and attention with a gate, of which at least one layer each; RoPE of a part of a head."""
+    key_heads, kinds = rng.choice([1, 2, 3]), ["linear_attention", "full_attention"]
+    part = rng.choice([{}, {"partial_rotary_factor": 0.5}, {"mrope_section": [1, 1, 0], "mrope_interleaved": True}])
+    layers = {"layer_types": [*rng.sample(kinds, 2), *rng.choices(kinds, k=rng.choice([0, 1, 2]))]}
+    interval = {"full_attention_interval": 2, "layer_types": None}
+    layers = rng.choice([layers, interval])
+    return {
+        "head_dim": rng.choice([16, 24, 32]),
+        "num_hidden_layers": len(layers["layer_types"] or range(3)),
+        **layers,
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * rng.choice([1, 2, 3]),
+        "linear_key_head_dim": rng.choice([4, 10, 16]),
+        "linear_value_head_dim": rng.choice([4, 12, 20]),
+        "linear_conv_kernel_dim": rng.choice([2, 4, 5]),
+        "rope_parameters": config["rope_parameters"] | part,
+    }
 
 
 def draw_rope(rng: random.Random, rope_type: str | None = None) -> dict[str, Any]:
@@ -228,7 +257,12 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1 and "norm" in name:
                 mean = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
+                mean -= "linear_num_key_heads" in config and "linear_attn" not in name  # to which 1 is added
                 parameter.copy_(mean + 0.3 * noise)
+            elif name.endswith("A_log"):  # rates of decay from 0.01 to 16
+                parameter.copy_(torch.log(0.01 + 16 * torch.rand(parameter.shape, generator=generator)))
+            elif name.endswith("dt_bias"):  # e^-rate is then between 0.01 and 1
+                parameter.copy_(3 * noise - 3)
             elif parameter.ndim == 1 or name.endswith("_bias"):
                 parameter.copy_(0.5 * noise)
             elif "embed_tokens" in name or "lm_head" in name:

@@ -34,6 +34,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         "rope.dimension_count": shape.head_dim,
         "vocab_size": config.vocab_size,
         **{key: getattr(config, name) for key, name in form.counts.items()},
+        **form.written(config),
     }
     if form.has_window:  # 0 too: a file without the key gets a warning when it is opened
         numbers["attention.sliding_window"] = window

@@ -15,6 +15,8 @@ from karat.models import (
     qwen2,
     qwen2_moe,
     qwen3,
+    qwen3_5,
+    qwen3_5_text,
     qwen3_moe,
     seed_oss,
     smollm3,
@@ -34,11 +36,12 @@ FAMILIES: Mapping[str, Family[Any]] = {
         qwen2.FAMILY,
         qwen2_moe.FAMILY,
         qwen3.FAMILY,
+        qwen3_5_text.FAMILY,
         qwen3_moe.FAMILY,
         seed_oss.FAMILY,
         smollm3.FAMILY,
     )
 }
 COMPOSITES: Mapping[str, Composite] = {
-    composite.model_type: composite for composite in (mistral3.COMPOSITE, voxtral.COMPOSITE)
+    composite.model_type: composite for composite in (mistral3.COMPOSITE, qwen3_5.COMPOSITE, voxtral.COMPOSITE)
 }

@@ -1,6 +1,6 @@
 """Family: the record that each family's file exports."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -58,12 +58,13 @@ def read_decoder(
     head_dim: int | None = None,
     default_theta: float = DEFAULT_THETA,
     default_rope: Mapping[str, object] = MappingProxyType({}),
+    rope_keys: Collection[str] = (),
     **own: object,
 ) -> C:
     """A `config` from the keys that all families share and the family's `own` fields.
 
     A head_dim of None means hidden_size / num_attention_heads; default_theta is RoPE's base where none is stated, and
-    default_rope its parameters where none are.
+    default_rope its parameters where none are. Of RoPE's parameters the family reads `rope_keys` itself.
     Raises ConfigError for missing or invalid values.
     """
     activation = reader.get(str, "hidden_act", "silu")
@@ -94,7 +95,7 @@ def read_decoder(
         head_dim=head_dim,
         rms_norm_eps=reader.get(float, "rms_norm_eps"),
         max_position_embeddings=max_positions,
-        rope=read_rope(reader, max_positions, default_theta, default_rope),
+        rope=read_rope(reader, max_positions, default_theta, default_rope, rope_keys),
         tie_word_embeddings=reader.get(bool, "tie_word_embeddings", False),
         layer_windows=layer_windows,
         dtype=read_dtype(reader),

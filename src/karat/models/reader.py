@@ -229,10 +229,12 @@ def read_rope(
     max_position_embeddings: int,
     default_theta: float = DEFAULT_THETA,
     default: Mapping[str, object] = MappingProxyType({}),
+    own: Collection[str] = (),
 ) -> RopeConfig:
     """RoPE from `rope_parameters`, or from `rope_theta` and `rope_scaling`. Values stated twice must agree.
 
-    `default` stands for rope_parameters where a file states neither them nor a scaling.
+    `default` stands for rope_parameters where a file states neither them nor a scaling. Of keys in `own` the family
+    knows the meaning.
     """
     theta = reader.optional(float, "rope_theta")
     new, old = reader.raw("rope_parameters"), reader.raw("rope_scaling")
@@ -245,6 +247,8 @@ def read_rope(
     if any(isinstance(value, dict) for value in given.values()):
         raise ConfigError(f"{where}: RoPE parameters that differ by layer type are not supported")
     rope = ConfigReader(given, where, harmless=_ROPE_HARMLESS, neutral=_ROPE_NEUTRAL)
+    for key in own:
+        rope.raw(key)
     kind = rope.optional(str, "rope_type")
     legacy = rope.optional(str, "type")  # the older name
     if kind and legacy and kind != legacy:

@@ -140,7 +140,7 @@ def write_model(
 ) -> None:
     """What the gguf package makes of a Hugging Face model: its config.json and float32 weights."""
     family = config["model_type"]
-    named = {"gpt_oss": "gpt-oss", "mistral": "llama", "mixtral": "llama"}
+    named = {"gpt_oss": "gpt-oss", "mistral": "llama", "mixtral": "llama", "qwen3_5_text": "qwen35"}
     arch = named.get(family, family).replace("_moe", "moe")
     is_paired = arch in ("granite", "llama", "smollm3")
     options = {} if split is None else {"split_max_tensors": split}
@@ -155,7 +155,7 @@ def write_model(
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rotary_part(config)))
     writer.add_vocab_size(config["vocab_size"])
     writer.add_bos_token_id(config["bos_token_id"])
     ends = config["eos_token_id"]
@@ -169,6 +169,16 @@ def write_model(
         writer.add_logit_scale(config["logits_scaling"])
     if family == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])
+    if "linear_num_key_heads" in config:
+        key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(key_heads)
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
+        writer.add_full_attention_interval(config["full_attention_interval"])
+        writer.add_rope_dimension_sections([1, 1, 1, 0])
+        weights = {name: hybrid(name, weight, config) for name, weight in weights.items()}
     if num_experts := config.get("num_experts", config.get("num_local_experts")):
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -186,6 +196,7 @@ def write_model(
             stored = paired(weight, config["num_attention_heads"])
         if is_paired and ".k_proj." in name:
             stored = paired(weight, config["num_key_value_heads"])
+        name = name.replace(".dt_bias", ".dt_proj.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None
         writer.add_tensor(new_name, stored)
@@ -193,6 +204,43 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def rotary_part(config: Mapping[str, Any]) -> float:
+    """The part of a head that RoPE turns."""
+    default = 0.25 if "linear_num_key_heads" in config else 1.0
+    return float(config["rope_parameters"].get("partial_rotary_factor", default))
+
+
+def hybrid(name: str, weight: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:
+    """A weight of a model with delta nets, as llama.cpp's converter makes it.
+
+    Norms hold 1 + weight, A_log holds -exp(A_log), filters have no axis of one, and value heads are tiled: those that
+    read one key head stand apart.
+    """
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        return weight + np.float32(1)
+    if ".linear_attn." not in name or name.endswith("norm.weight"):
+        return weight
+    part, key_heads = name.rpartition(".linear_attn.")[2], config["linear_num_key_heads"]
+    order = np.arange(config["linear_num_value_heads"]).reshape(key_heads, -1).T.reshape(-1)
+    size = config["linear_value_head_dim"]
+    rows = (order[:, None] * size + np.arange(size)).reshape(-1)
+    keys = 2 * key_heads * config["linear_key_head_dim"]
+    match part:
+        case "A_log":
+            return -np.exp(weight.astype(np.float64)).astype(np.float32)[order]
+        case "dt_bias" | "in_proj_a.weight" | "in_proj_b.weight":
+            return weight[order]
+        case "in_proj_z.weight":
+            return weight[rows]
+        case "in_proj_qkv.weight":
+            return np.concatenate((weight[:keys], weight[keys:][rows]))
+        case "conv1d.weight":
+            return np.concatenate((weight[:keys], weight[keys:][rows]))[:, 0]
+        case "out_proj.weight":
+            return np.ascontiguousarray(weight[:, rows])
+    raise AssertionError(name)
 
 
 def stacked(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
-from karat.kv.groups import groups_of
+from karat.kv.groups import Keep, State, groups_of
 from karat.models.decoder import end_names
 from karat.models.registry import Model, build, find_weights
 from karat.ops.contract import contract_of, integers_read
@@ -80,7 +81,7 @@ def record_model(
     tap = Tap(inner, keep=selection.keeps)
     kv_dtype = kv_dtype or inner.default_kv_dtype
     total = steps.total
-    caches, num_groups = new_caches(tap, model.keeps, kv_dtype, -(-total // BLOCK_SIZE)), len(groups_of(model.keeps))
+    caches = caches_of_one(tap, model.keeps, kv_dtype, total)
     tapped = model.on(tap)
     ids = list(steps.prompt)
     logit_tokens = set(selection.rows_for(total, config.vocab_size))
@@ -91,7 +92,7 @@ def record_model(
         if done >= len(ids):
             ids.append(int(np.argmax(logits[-1])))
         stop = steps.stop_after(done)
-        batch = one_sequence(ids, done, stop, logit_tokens, num_groups, always_last=steps.decode > 0)
+        batch = one_sequence(ids, done, stop, logit_tokens, model.keeps, step=len(starts), always_last=steps.decode > 0)
         logits = np.array(tap.read(tapped.forward(tap.begin(batch), caches)))
         starts.append(done)
         done = stop
@@ -120,11 +121,27 @@ def record_model(
     return Trace(info, arrays)
 
 
+def caches_of_one(ops: Executor, keeps: Sequence[Keep], dtype: FloatName, num_tokens: int) -> tuple[Any, ...]:
+    """What layers keep of one sequence, for `one_sequence`."""
+    return new_caches(ops, keeps, dtype, -(-num_tokens // BLOCK_SIZE), num_states=2)
+
+
 def one_sequence(
-    ids: Sequence[int], start: int, stop: int, logit_tokens: set[int], num_groups: int, *, always_last: bool = False
+    ids: Sequence[int],
+    start: int,
+    stop: int,
+    logit_tokens: set[int],
+    keeps: Sequence[Keep],
+    *,
+    step: int = 0,
+    always_last: bool = False,
 ) -> ForwardBatch:
-    """The batch of tokens start … stop - 1 of one sequence. Block i of the sequence is block i of every cache group."""
-    positions = range(start, stop)
+    """The batch of tokens start … stop - 1 of one sequence. Block i of the sequence is block i of every cache group.
+
+    `step` is the number of steps before it, which write two slots of states in turn.
+    """
+    positions, num_groups = range(start, stop), len(groups_of(keeps))
+    has_states = any(isinstance(keep, State) for keep in keeps)
     return ForwardBatch.of(
         BLOCK_SIZE,
         token_ids=ids[start:stop],
@@ -134,6 +151,8 @@ def one_sequence(
         logit_rows=[p - start for p in positions if p in logit_tokens or (always_last and p == stop - 1)],
         slots=[positions] * num_groups,
         block_tables=[[range(-(-stop // BLOCK_SIZE))]] * num_groups,
+        state_reads=[(step - 1) % 2 if has_states and step else -1],
+        state_writes=[step % 2 if has_states else -1],
     )
 
 

@@ -9,13 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from karat.check.record.executors import one_sequence
+from karat.check.record.executors import caches_of_one, one_sequence
 from karat.checkpoint.weights import Checkpoint
 from karat.config import ModelConfig
 from karat.errors import UsageError
-from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_caches
-from karat.kv.groups import groups_of
 from karat.layers.attention import Attention
 from karat.layers.block import Block
 from karat.layers.experts import ExpertMixture, SharedMixture
@@ -60,7 +57,7 @@ class Hybrid:
         self._decoder = Decoder(WeightLoader(ops, weights, AS_STORED), config, cut_units(config, weights))
         self._ropes = self._decoder.rope_tables(ops, len(ids))
         self._ids = list(ids)
-        batch = one_sequence(self._ids, 0, len(ids), set(range(len(ids))), len(groups_of(self._decoder.keeps)))
+        batch = one_sequence(self._ids, 0, len(ids), set(range(len(ids))), self._decoder.keeps)
         self._step = ops.begin(batch)
 
     def logits(self, part: str | None = None) -> Array:
@@ -82,7 +79,7 @@ class Hybrid:
         return runs
 
     def _caches(self) -> tuple[Cache, ...]:
-        return new_caches(self._ops, self._decoder.keeps, self._ops.dtype, -(-len(self._ids) // BLOCK_SIZE))
+        return caches_of_one(self._ops, self._decoder.keeps, self._ops.dtype, len(self._ids))
 
     @contextmanager
     def _replaced(self, part: str | None) -> Iterator[None]:

@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from karat.check.record.executors import one_sequence
+from karat.check.record.executors import caches_of_one, one_sequence
 from karat.check.trace.format import Array
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig
-from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_caches
-from karat.kv.groups import groups_of
 from karat.layers.place import Place
 from karat.layers.weights import AS_STORED, Prepare, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
@@ -44,11 +41,11 @@ def layer_logits(
         return Place(WeightLoader(ops, stored, prepare), "", units, SINGLE)
 
     model = outline(config, units)
-    caches, ropes = new_caches(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE)), model.rope_tables(ops, total)
-    wanted, num_groups = set(range(first, total)), len(groups_of(model.keeps))
+    caches, ropes = caches_of_one(ops, model.keeps, kv_dtype, total), model.rope_tables(ops, total)
+    wanted = set(range(first, total))
     batches = [
-        one_sequence(token_ids, start, min(start + _STEP, total), wanted, num_groups)
-        for start in range(0, total, _STEP)
+        one_sequence(token_ids, start, min(start + _STEP, total), wanted, model.keeps, step=step)
+        for step, start in enumerate(range(0, total, _STEP))
     ]
     steps = [ops.begin(batch) for batch in batches]
     embed = embedding(place(), config)

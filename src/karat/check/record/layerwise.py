@@ -6,16 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from karat.check.model.graph import Graph
-from karat.check.record.executors import Steps, joined, one_sequence
+from karat.check.record.executors import Steps, caches_of_one, joined, one_sequence
 from karat.check.replay.forced import ForcedTap
 from karat.check.trace.format import Array, TraceInfo, make_info
 from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
-from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_caches
-from karat.kv.groups import groups_of
 from karat.layers.block import Block
 from karat.layers.place import Place
 from karat.layers.shards import CutUnits
@@ -98,9 +95,10 @@ class LayerwiseRun:
         units = cut_units(config, self._stored)
         caches = self._caches(self._cache_dtype)
         model = outline(config, units)
-        ropes, num_groups = model.rope_tables(tap, len(self._steps.prompt)), len(groups_of(model.keeps))
+        ropes = model.rope_tables(tap, len(self._steps.prompt))
         batches = [
-            one_sequence(self._steps.prompt, start, stop, self._logit_tokens, num_groups) for start, stop in self._spans
+            one_sequence(self._steps.prompt, start, stop, self._logit_tokens, model.keeps, step=step)
+            for step, (start, stop) in enumerate(self._spans)
         ]
         steps = [tap.begin(batch) for batch in batches]
         embed = embedding(self._place(units), config)
@@ -149,7 +147,7 @@ class LayerwiseRun:
         return states
 
     def _caches(self, dtype: FloatName) -> Caches:
-        return new_caches(self._ops, outline(self._config).keeps, dtype, -(-len(self._steps.prompt) // BLOCK_SIZE))
+        return caches_of_one(self._ops, outline(self._config).keeps, dtype, len(self._steps.prompt))
 
     @property
     def _spans(self) -> list[tuple[int, int]]:

@@ -7,15 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.checked import CheckedModel
-from karat.check.record.executors import Steps, one_sequence
+from karat.check.record.executors import Steps, caches_of_one, one_sequence
 from karat.check.record.llamacpp import is_installed, reads, record_llamacpp
 from karat.check.session.agreement import logit_facts, text_perplexity
 from karat.check.trace.selection import Selection
 from karat.config import Activations, FloatName
 from karat.engine.model_running import Preparation
-from karat.kv.blocks import BLOCK_SIZE
-from karat.kv.cache import new_caches
-from karat.kv.groups import groups_of
 from karat.models.registry import Model, build
 from karat.ops.executor import Executor
 from karat.ops.reference import ReferenceOps
@@ -114,6 +111,6 @@ def measure(
 def _logits(model: Model, ids: Sequence[int], kv_dtype: FloatName) -> Array:
     """Logits [tokens, vocab] of one text, computed in one step."""
     ops, total = model.ops, len(ids)
-    caches = new_caches(ops, model.keeps, kv_dtype, -(-total // BLOCK_SIZE))
-    batch = one_sequence(ids, 0, total, set(range(total)), len(groups_of(model.keeps)))
+    caches = caches_of_one(ops, model.keeps, kv_dtype, total)
+    batch = one_sequence(ids, 0, total, set(range(total)), model.keeps)
     return np.array(ops.read(model.forward(ops.begin(batch), caches)))

@@ -141,7 +141,7 @@ def read_config(
     Raises ConfigError for contradictory, unknown or unsupported values, CheckpointError for missing ones.
     """
     arch, num_layers = form.architecture, layers.count
-    _check_keys(metadata, arch, form.numbers.keys() | form.counts.keys())
+    _check_keys(metadata, arch, form.numbers.keys() | form.counts.keys() | set(form.own_keys))
     hidden = metadata.get(int, f"{arch}.embedding_length")
     if not 1 <= num_layers <= len(weights):  # before memory is taken for each layer
         raise ConfigError(
@@ -149,7 +149,7 @@ def read_config(
         )
     num_heads = metadata.get(int, f"{arch}.attention.head_count")
     num_kv_heads = metadata.get(int, f"{arch}.attention.head_count_kv", num_heads)
-    head_dim = _head_dim(metadata, arch, hidden, num_heads)
+    head_dim = _head_dim(metadata, arch, hidden, num_heads, turns_part=form.turns_part)
     if "attention.scale" not in form.numbers:
         _check_scale(metadata, arch, head_dim)
     theta = _positive(metadata, f"{arch}.rope.freq_base", 10000.0)
@@ -269,7 +269,7 @@ def _text(value: object) -> str:
     return f"[{value.len} {value.kind}]" if isinstance(value, GgufArray) else shown(value)
 
 
-def _head_dim(metadata: Metadata, arch: str, hidden: int, num_heads: int) -> int:
+def _head_dim(metadata: Metadata, arch: str, hidden: int, num_heads: int, *, turns_part: bool) -> int:
     head_dim = metadata.optional(int, f"{arch}.attention.key_length")
     if head_dim is None:
         if num_heads < 1 or hidden % num_heads:
@@ -278,7 +278,7 @@ def _head_dim(metadata: Metadata, arch: str, hidden: int, num_heads: int) -> int
                 f"expected {arch}.attention.key_length to state the size of a head"
             )
         head_dim = hidden // num_heads
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", *(() if turns_part else ("rope.dimension_count",))):
         stated = metadata.get(int, f"{arch}.{key}", head_dim)
         if stated != head_dim:
             raise ConfigError(f"{arch}.{key}={stated} is not supported; expected {head_dim}, the size of a head")

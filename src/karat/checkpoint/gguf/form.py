@@ -45,7 +45,9 @@ _TOP: Mapping[str, str] = {
     "output.weight": "lm_head.weight",
 }
 _EXPERT = re.compile(r"(?<=\.experts\.)(?:0|[1-9]\d{0,8})\.", re.ASCII)
-_STORED = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+)\.(weight|bias)", re.ASCII)
+_STORED = re.compile(r"blk\.(0|[1-9]\d{0,8})\.([\w.]+)\.(weight|bias)", re.ASCII)
+_WHOLE = re.compile(r"blk\.(0|[1-9]\d{0,8})\.([\w.]+)", re.ASCII)
+_LAYER = re.compile(r"model\.layers\.(0|[1-9]\d{0,8})\.", re.ASCII)
 _CANONICAL = re.compile(r"model\.layers\.(0|[1-9]\d{0,8})\.([\w.]+)\.(weight|bias)", re.ASCII)
 
 
@@ -59,6 +61,10 @@ class GgufForm(Generic[C]):
     paired: Hugging Face names of the tensors whose rows are stored in pairs (see paired_rows).
     single_rows: Hugging Face names of the matrices with one row, which the file has as vectors.
     bare: Hugging Face names that are those of tensors, without `.weight`.
+    whole_names: of a layer's tensors whose GGUF name does not end in `.weight`, GGUF's name -> Hugging Face's.
+    top: tensors of no layer that only this architecture has, GGUF's name -> Hugging Face's.
+    own_keys: keys of the architecture that `own_config` reads, or that change nothing; `written` are their numbers.
+    turns_part: whether RoPE may turn a part of a head, which `own_config` reads.
     has_window: whether the file states one sliding window, for all layers or those that config.json means.
     llama_cpp_has_window: whether llama.cpp computes with it.
     yarn_truncates: `truncate` of yarn, which no file states.
@@ -81,6 +87,11 @@ class GgufForm(Generic[C]):
     paired: tuple[str, ...] = ()
     single_rows: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
+    whole_names: Mapping[str, str] = field(default_factory=dict)
+    top: Mapping[str, str] = field(default_factory=dict)
+    own_keys: tuple[str, ...] = ()
+    written: Callable[[C], Mapping[str, int]] = lambda _: {}
+    turns_part: bool = False
     has_window: bool = False
     llama_cpp_has_window: bool = False
     yarn_truncates: bool = True
@@ -99,8 +110,10 @@ class GgufForm(Generic[C]):
 
     def canonical_name(self, stored: str) -> str | None:
         """The Hugging Face name of a tensor of the file; None if the family has no such tensor."""
-        if stored in _TOP:
-            return _TOP[stored]
+        if (name := self.top.get(stored, _TOP.get(stored))) is not None:
+            return name
+        if (match := _WHOLE.fullmatch(stored)) and (name := self.whole_names.get(match[2])):
+            return f"model.layers.{match[1]}.{name}"
         if (match := _STORED.fullmatch(stored)) and (name := self.in_layer.get(match[2])):
             suffix = "" if name in self.bare and match[3] == "weight" else f".{match[3]}"
             return f"model.layers.{match[1]}.{name}{suffix}"
@@ -111,9 +124,12 @@ class GgufForm(Generic[C]):
         canonical = _EXPERT.sub("", canonical)
         if canonical.endswith(self.bare):
             canonical += ".weight"
-        for stored, name in _TOP.items():
+        for stored, name in (*self.top.items(), *_TOP.items()):
             if name == canonical:
                 return stored
+        for stored, name in self.whole_names.items():
+            if (match := _LAYER.match(canonical)) and canonical[match.end() :] == name:
+                return f"blk.{match[1]}.{stored}"
         if match := _CANONICAL.fullmatch(canonical):
             for stored, name in self.in_layer.items():
                 if name == match[2]:
