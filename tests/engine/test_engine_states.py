@@ -49,7 +49,7 @@ def expected(item: Request) -> RequestOutput:
 
 def test_the_places_of_a_text() -> None:
     def places(num_tokens: int, start: int = 0, point: int | None = None, known: int = 0) -> tuple[int, ...]:
-        return state_places(num_tokens, 16, start=start, cache_point=point, known=known)
+        return state_places(num_tokens, 16, start=start, cache_point=point, known=known, max_snapshots=12)
 
     assert places(16) == places(3) == ()
     assert places(17) == places(32) == (16,)
@@ -57,8 +57,11 @@ def test_the_places_of_a_text() -> None:
     assert places(100, start=64, point=70, known=80) == (80, 96)
     assert places(100, point=5, known=96) == (96,)
     assert places(3 * SPACING + 17) == (SPACING, 2 * SPACING, 3 * SPACING, 3 * SPACING + 16)
-    assert state_places(2 * SPACING + 2, 1000, start=0, cache_point=None, known=0) == (2000, 4000)
-    assert state_places(SPACING * 3, SPACING * 2, start=0, cache_point=None, known=0) == (SPACING * 2,)
+    assert places(9 * SPACING) == (4 * SPACING, 8 * SPACING, 9 * SPACING - 16), "a quarter of all at the most"
+    others: dict[str, Any] = {"start": 0, "cache_point": None, "known": 0, "max_snapshots": 12}
+    assert state_places(2 * SPACING + 2, 1000, **others) == (2000, 4000)
+    assert state_places(SPACING * 3, SPACING * 2, **others) == (SPACING * 2,)
+    assert state_places(SPACING * 9, 16, **others | {"max_snapshots": 1}) == (8 * SPACING, 9 * SPACING - 16)
 
 
 def test_a_prompt_that_comes_again_is_computed_from_its_last_full_block() -> None:

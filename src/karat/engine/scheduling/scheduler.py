@@ -297,6 +297,7 @@ class Scheduler:
                 start=seq.num_computed,
                 cache_point=seq.cache_point,
                 known=known,
+                max_snapshots=self.blocks.states.max_snapshots,
             )
             if seq.cache_point is not None:
                 self.blocks.use_state(chain, seq.cache_point)
