@@ -1,8 +1,10 @@
 """Options of other engines: what means the same is taken, what has no effect is named, the rest gets an answer."""
 
+import re
 from pathlib import Path
 
 import pytest
+import typer
 
 from karat.cli import habits
 from karat.cli.app import command
@@ -10,7 +12,8 @@ from karat.cli.habits import translated
 from tests.cli.conftest import Karat
 
 FLAGS, VALUED = ("-q", "--debug"), ("--temperature", "--max-tokens", "--seed", "--stop", "-p", "--model")
-OPTIONS = {option for each in command().commands.values() for parameter in each.params for option in parameter.opts}
+COMMANDS = command().commands
+OPTIONS = {option for each in COMMANDS.values() for parameter in each.params for option in parameter.opts}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_a_default_of_llama_cpp_is_no_option() -> None:
     taken = translated(given, FLAGS, [*VALUED, "--max-model-len"], ())
     assert (taken.args, taken.remarks, taken.advice) == (["-p", "a"], (), None)
     assert translated(["-c", "8"], FLAGS, [*VALUED, "--max-model-len"], ()).args == ["--max-model-len", "8"]
-    assert "--typical-p" in (translated(["--mirostat", "2"], FLAGS, VALUED, ()).advice or "")
+    assert "--typical-p" in (translated(["--mirostat", "2"], FLAGS, [*VALUED, "--typical-p"], ()).advice or "")
     assert translated(["-np", "1", "-no-cnv", "-l", "42-5"], FLAGS, [*VALUED, "--logit-bias"], ()).args == [
         "--logit-bias",
         "42-5",
@@ -58,7 +61,7 @@ def test_flags_before_words() -> None:
 
 def test_the_first_that_is_not_there_gets_the_answer() -> None:
     for later in ("-cnv", "--mmproj"):
-        taken = translated(["--grammar", "a", later], FLAGS, VALUED, ())
+        taken = translated(["--grammar", "a", later], FLAGS, [*VALUED, "--json-schema"], ())
         assert taken.advice and taken.advice.startswith("there is no --grammar here: ")
 
 
@@ -73,11 +76,80 @@ def test_letters_that_are_flags_may_stand_together() -> None:
     assert translated(["-qv", "-n8"], [*FLAGS, "-v"], [*VALUED, "-n"], ()).args == ["-qv", "-n8"]
 
 
+def options_of(name: str) -> tuple[set[str], set[str], list[str]]:
+    """The flags of a command, its options with a value, and its words."""
+    flags, valued, words = set[str](), set[str](), []
+    for each in COMMANDS[name].params:
+        if not isinstance(each, typer.core.TyperOption):
+            words.append(str(each.name))
+        else:
+            (flags if each.is_flag else valued).update((*each.opts, *each.secondary_opts))
+    return flags, valued, words
+
+
+def of_one(text: str, command: str) -> set[str]:
+    """The options in a text that are no options of the command which it speaks of: `command`, or a `karat OTHER`."""
+    wrong = set()
+    for clause in text.split(";"):
+        for part in re.split(r"karat (?=[a-z])", clause):
+            name = command if clause.startswith(part) else part.split()[0].rstrip(",")
+            if name in COMMANDS:
+                flags, valued, _ = options_of(name)
+                wrong |= {*re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", part)} - flags - valued - {"-hf"}
+    return wrong
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_that_a_hint_names_is_one_of_the_command(name: str) -> None:
+    """Nor is an option renamed to one that is not there."""
+    flags, valued, words = options_of(name)
+    tables = (habits._RENAMED, habits._WITHOUT_EFFECT, habits._ADVICE)
+    for option in {key.split()[-1] for table in tables for key in table} - flags - valued:
+        taken = translated([option, "1"], flags, valued, words, name)
+        for text in (*taken.remarks, taken.advice or ""):
+            told = text.partition(":")[2]
+            assert not of_one(told, name), (option, text)
+
+
 def test_every_name_that_is_meant_is_there() -> None:
-    named = {*habits._RENAMED.values()}
-    for text in habits._ADVICE.values():
-        named |= {word.rstrip(",:;") for word in text.split() if word.startswith("--")}
-    assert named <= OPTIONS
+    assert {option for others in habits._RENAMED.values() for option in others.split()} <= OPTIONS
+    for text in habits._COMMANDS.values():
+        assert text == "karat --version" or not of_one(text, "run"), text
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "made", "said"),
+    [
+        ("bench", ["-o", "json"], None, "a table is the default, and --json has the figures as JSON"),
+        ("run", ["-o", "json"], None, "--json has it as JSON, and > FILE writes it to a file"),
+        ("serve", ["-o", "json"], None, "--log-format json has the log as JSON"),
+        ("inspect", ["-o", "csv"], None, "--json has it as JSON"),
+        ("serve", ["--ssl-key-file", "k", "--ssl-cert-file", "c"], ["--tls-key", "k", "--tls-cert", "c"], None),
+        ("serve", ["--system-prompt-file", "x"], None, "clients send it with each request"),
+        ("serve", ["--grammar", "x"], None, "clients send it with each request"),
+        ("serve", ["--temp", "0"], None, "clients send it with each request"),
+        ("serve", ["--top-k", "40"], None, "clients send it with each request"),
+        ("serve", ["-n", "64"], None, "clients send max_tokens; --default-max-tokens N is for requests without it"),
+        ("serve", ["-v"], [], "-v has no effect"),
+        ("serve", ["--no-slots", "--no-webui"], [], "--no-webui has no effect: the page is a part of the server"),
+        ("chat", ["-cnv", "-i"], [], "-i has no effect: karat chat talks"),
+        ("run", ["-ngl", "99"], [], "-ngl has no effect: --device NAME chooses where all of the model is computed"),
+        ("run", ["-dev", "CUDA0", "-mg", "0"], [], "-mg has no effect: --device NAME chooses where all"),
+        ("run", ["--device", "cuda", "-sm", "none"], ["--device", "cuda"], "-sm has no effect: --device NAME chooses"),
+        ("pack", ["-ngl", "99"], [], "-ngl has no effect: Karat computes on the CPU"),
+        ("run", ["-ngl", "0", "-dev", "none"], [], None),
+        ("run", ["--n_predict", "8", "--ctx_size=64"], ["--max-tokens", "8", "--max-model-len=64"], None),
+        ("run", ["--max_tokens", "8"], ["--max-tokens", "8"], None),
+        ("run", ["-r", "User:"], ["--stop", "User:"], None),
+        ("bench", ["-r", "3"], ["--repeat", "3"], None),
+        ("convert", ["--allow-requantize"], ["--requantize"], None),
+    ],
+)
+def test_of_each_command(command: str, given: list[str], made: list[str] | None, said: str | None) -> None:
+    taken = translated(given, *options_of(command), command)
+    told = [*taken.remarks, *filter(None, [taken.advice])]
+    assert (taken.advice is None) == (made is not None) and (made is None or taken.args == made)
+    assert said in told[-1] if said and told else (said, told) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +157,18 @@ def test_every_name_that_is_meant_is_there() -> None:
     [
         (["run", "-cnv"], 2, "there is no -cnv here: karat chat talks, and karat run --chat asks once; see `karat run"),
         (["quantize", "a"], 2, "there is no command quantize: karat convert IN OUT.gguf --quant Q4_K_M; see `karat --"),
+        (
+            ["gguf-split", "a"],
+            2,
+            "there is no command gguf-split: a GGUF file in parts is read as it is: name its first",
+        ),
+        (["create", "a"], 2, "there is no command create: a Modelfile is not read: karat run MODEL, with --system and"),
+        (["imatrix", "a"], 2, "there is no command imatrix: karat convert quantises without an importance matrix"),
+        (
+            ["batched-bench"],
+            2,
+            "there is no command batched-bench: karat bench MODEL, with --batch N for batched decode",
+        ),
         (["-m", "a", "-p", "b"], 2, 'there is no command -m: karat run -m MODEL -p "TEXT"'),
         (["-hf", "a/b", "-p", "c"], 2, 'there is no command -hf: karat run -hf ORG/NAME -p "TEXT"'),
         (["run", "--temp", "x", "a"], 2, "--temperature"),
@@ -127,7 +211,10 @@ def test_a_command_by_habit(karat_here: Karat) -> None:
     by_habit = karat_here("run", "-p", "Once", "-n", "3", "--temp", "0", "-c", "64", "-t", "1", "-ngl", "9")
     ours = ["--max-tokens", "3", "--temperature", "0", "--max-model-len", "64", "--threads", "1"]
     assert by_habit.returncode == 0 and by_habit.stdout == karat_here("run", "-p", "Once", *ours).stdout
-    assert "karat: -ngl has no effect: Karat computes on the CPU\n" in by_habit.stderr
+    assert (
+        "karat: -ngl has no effect: --device NAME chooses where all of the model is computed: cpu (the default) or "
+        "cuda\n" in by_habit.stderr
+    )
     assert karat_here("run", "-q", "-p", "Once", "-n", "1", "-ngl", "9", LLAMA_ARG_PORT="1").stderr == ""
     servers = ["-ctk", "q8_0", "-ctv", "q8_0", "-b", "512", "-ub", "256", "--mirostat", "0", "-kvu", "-dt", "0.1"]
     done = karat_here("run", "-p", "Once", "-n", "1", *servers, LLAMA_ARG_CTX_SIZE="64", LLAMA_ARG_PORT="1")

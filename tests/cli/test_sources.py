@@ -11,7 +11,7 @@ import pytest
 from karat.checkpoint import resolve as resolve_model
 from karat.cli import sources
 from karat.cli.sources import ModelSource, looks_like_model, resolve
-from karat.errors import CapacityError, CheckpointError, RequestError, UsageError
+from karat.errors import CapacityError, CheckpointError, HubError, RequestError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +144,24 @@ def test_words_beside_the_prompt_are_refused(words: list[str], model: str | None
 def test_two_words_of_which_the_first_is_no_model_need_quotes() -> None:
     with pytest.raises(UsageError, match=r"'hello' is no model: .* karat run \"hello world\""):
         resolve(["hello", "world"], None, None)
+
+
+@pytest.mark.parametrize("words", [["smollm2:135m", "Hi there"], ["nope.bin", "Hi"], ["mistral", "Hi"], ["x", "a b"]])
+def test_a_model_that_is_not_here_is_no_missing_quote(words: list[str]) -> None:
+    with pytest.raises(HubError, match=rf"'{words[0]}': no such folder or file, .* ~/.ollama/models/blobs/sha256-"):
+        resolve(words, None, None)
+
+
+@pytest.mark.parametrize("word", ["mistral", "smollm2", "llama3.2", "Qwen2.5", "phi", "deepseek-r1:7b", "nope.bin"])
+def test_a_lone_word_like_a_name_is_said_to_be_the_prompt(word: str) -> None:
+    source = resolve([word], None, None)
+    assert source.model is None and source.prompt == word
+    assert source.remark and source.remark.endswith(f"goes on with it; name a model by -m {word}")
+
+
+@pytest.mark.parametrize("word", ["Once", "philosophy", "Hello", "glow", "mistrals"])
+def test_other_words_are_prompts_without_a_remark(word: str) -> None:
+    assert resolve([word], None, None).remark is None
 
 
 def test_a_single_word_says_how_it_was_taken_and_how_to_have_it_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

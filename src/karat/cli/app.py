@@ -60,7 +60,7 @@ class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
             {name for each in options if each.is_flag is is_flag for name in (*each.opts, *each.secondary_opts)}
             for is_flag in (True, False)
         )
-        taken = translated(args, flags, valued, words)
+        taken = translated(args, flags, valued, words, ctx.command.name)
         if not {"-q", "--quiet"} & set(args):
             for remark in (*taken.remarks, *filter(None, [unread(variables_named("LLAMA_ARG_"))])):
                 tell(f"karat: {remark}")

@@ -4,10 +4,13 @@ An option that a command of Karat has itself is never looked up here. docs/from-
 the same for readers.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-# Another name for the same.
+# In each table a key may begin with a command: `serve -n` is -n of `karat serve` alone.
+
+# Another name for the same; of several the first that the command has.
 _RENAMED: Mapping[str, str] = {
     **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict"), "--max-tokens"),
     **dict.fromkeys(("-c", "--ctx-size", "--ctx", "--num-ctx"), "--max-model-len"),
@@ -15,7 +18,8 @@ _RENAMED: Mapping[str, str] = {
     "--temp": "--temperature",
     **dict.fromkeys(("-s", "--sampling-seed"), "--seed"),
     "--repeat-penalty": "--repetition-penalty",
-    **dict.fromkeys(("-r", "--reverse-prompt"), "--stop"),
+    "-r": "--stop --repeat",
+    "--reverse-prompt": "--stop",
     "--repetitions": "--repeat",
     "-jf": "--json-schema",
     **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
@@ -34,7 +38,9 @@ _RENAMED: Mapping[str, str] = {
     **dict.fromkeys(("-st", "--single-turn"), "--chat"),
     **dict.fromkeys(("-sp", "--special"), "--no-skip-special-tokens"),
     **dict.fromkeys(("--outtype", "--quantization-type"), "--quant"),
-    "--api_key": "--api-key",
+    "--allow-requantize": "--requantize",
+    **dict.fromkeys(("--ssl-key-file", "--ssl-keyfile"), "--tls-key"),
+    **dict.fromkeys(("--ssl-cert-file", "--ssl-certfile"), "--tls-cert"),
     "-tp": "--tensor-parallel-size",
 }
 # Flags before what is a word of its own here, by the names of the words.
@@ -43,12 +49,17 @@ _WORDS: Mapping[str, Collection[str]] = {
     **dict.fromkeys(("-f", "--file"), ("words",)),
     **dict.fromkeys(("-o", "--outfile", "--output"), ("out",)),
 }
-_CPU = "Karat computes on the CPU"
+_CPU = (
+    "--device NAME chooses where all of the model is computed: cpu (the default) or cuda",
+    "Karat computes on the CPU",
+)
 _MAPPED = "files are always mapped, and packed once"
 _OTHERWISE = "it changes no answer"
 _BY_TEMPLATE = "how a model calls tools and reasons is known from its chat template"
-# What changes no answer: the values that may follow (None: one, of any kind), and why it has no effect.
-_WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
+# What changes no answer: the values that may follow (None: one, of any kind), and why it has no effect. Of several
+# texts the first that names no option but the command's own.
+_Texts = str | tuple[str, ...]
+_WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, _Texts]] = {
     **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers", "--main-gpu", "-mg", "--device", "-dev"), (None, _CPU)),
     **dict.fromkeys(("--gpu-memory-utilization", "--swap-space"), (None, _CPU)),
     "--enforce-eager": ((), _CPU),
@@ -90,6 +101,9 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
     **dict.fromkeys(("-cb", "--cont-batching"), ((), "batching is always continuous")),
     "--jinja": ((), "chat templates are always Jinja"),
     "--metrics": ((), "/metrics is always there"),
+    **dict.fromkeys(("--slots", "--no-slots", "--props"), ((), "/v1/models and /metrics say what is served")),
+    **dict.fromkeys(("--no-webui", "--webui"), ((), "the page is a part of the server")),
+    **dict.fromkeys(("chat -cnv", "chat --conversation", "chat -i", "chat --interactive"), ((), "karat chat talks")),
     "--trust-remote-code": ((), "no code of a model is run"),
     "--enable-auto-tool-choice": ((), _BY_TEMPLATE),
     **dict.fromkeys(("--tool-call-parser", "--reasoning-parser", "--reasoning-format"), (None, _BY_TEMPLATE)),
@@ -101,6 +115,8 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, str]] = {
 }
 # Values that are llama.cpp's defaults: given so, an option is none at all.
 _DEFAULTS: Mapping[str, Collection[str]] = {
+    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), ("0",)),
+    "-dev": ("none",),
     "--mirostat": ("0",),
     **dict.fromkeys(("-c", "--ctx-size", "--ctx", "--num-ctx"), ("0",)),
     "--keep": ("0", "-1"),
@@ -135,11 +151,10 @@ _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("-mm", "--mmproj"), "there are no images yet"),
     **dict.fromkeys(("--mirostat", "--mirostat-lr", "--mirostat-ent"), "--typical-p aims at the same surprise"),
     **dict.fromkeys(("-e", "--escape"), "escapes stay as they are: the shell writes them, as in $'one\\ntwo'"),
-    **dict.fromkeys(("--slots", "--no-slots", "--props"), "/v1/models and /metrics say what is served"),
     **dict.fromkeys(("--rerank", "--reranking", "--pooling"), _NO_EMBEDDINGS),
     **dict.fromkeys(("--prompt-cache", "--slot-save-path"), "karat serve keeps what prompts begin with in memory"),
     **dict.fromkeys(("--in-prefix", "--in-suffix"), "the chat template writes what stands around a message"),
-    **dict.fromkeys(("--no-webui", "--path"), "leave it out: the page is a part of the server"),
+    "--path": "leave it out: the page is a part of the server",
     "--offline": "set HF_HUB_OFFLINE=1",
     "--keep": "leave it out: a context that is full ends the answer",
     **dict.fromkeys(("-hff", "--hf-file"), "name it with the model: ORG/NAME:Q4_K_M"),
@@ -150,12 +165,39 @@ _ADVICE: Mapping[str, str] = {
     "--format": "--json-schema FILE holds an answer to a schema",
     "--insecure": "hubs are asked as HF_ENDPOINT says",
     "--timeout": "karat serve has --body-timeout-s, --head-timeout-s and --write-timeout-s",
-    "-r": "--repeat N",
     "--rpc": "ranks are processes of this machine: --tensor-parallel-size N",
-    **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file"), "a proxy before the server has TLS"),
     **dict.fromkeys(("--models-dir", "--models-preset"), "a server has one model"),
     "--chunks": "leave it out, or give a shorter text",
-    "-o": "give the file to write as a word of its own",
+    **dict.fromkeys(("-o", "--output", "--output-format"), "--json has it as JSON, and > FILE writes it to a file"),
+    "bench -o": "a table is the default, and --json has the figures as JSON",
+    **dict.fromkeys(("serve -o", "serve --output"), "--log-format json has the log as JSON"),
+    **dict.fromkeys(
+        tuple(
+            f"serve {name}"
+            for name in (
+                *(
+                    "--temp",
+                    "--temperature",
+                    "--top-k",
+                    "--top-p",
+                    "--min-p",
+                    "--typical",
+                    "--typical-p",
+                    "-s",
+                    "--seed",
+                ),
+                *("--repeat-penalty", "--repeat-last-n", "--presence-penalty", "--frequency-penalty", "-l", "--stop"),
+                *("--dry-multiplier", "--xtc-probability", "--xtc-threshold", "--mirostat", "-r", "--reverse-prompt"),
+                *("--grammar", "--grammar-file", "-j", "-jf", "--json-schema", "--ignore-eos", "--top-nsigma"),
+                *("-sys", "--system", "--system-prompt", "-sysf", "--system-prompt-file", "-p", "--prompt"),
+            )
+        ),
+        "clients send it with each request, and a model's generation_config.json may have defaults",
+    ),
+    **dict.fromkeys(
+        ("serve -n", "serve --n-predict", "serve --predict", "serve --max-tokens"),
+        "clients send max_tokens; --default-max-tokens N is for requests without it",
+    ),
 }
 _COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("quantize", "quantise"), "karat convert IN OUT.gguf --quant Q4_K_M"),
@@ -168,12 +210,19 @@ _COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(
         ("list", "ps", "ls", "rm", "cp", "stop"), "karat env says what is here; models are folders and files of yours"
     ),
+    **dict.fromkeys(("gguf-split", "split", "merge"), "a GGUF file in parts is read as it is: name its first part"),
+    "imatrix": "karat convert quantises without an importance matrix",
+    **dict.fromkeys(("batched-bench", "benchmark"), "karat bench MODEL, with --batch N for batched decode"),
+    **dict.fromkeys(("create", "push"), "a Modelfile is not read: karat run MODEL, with --system and --temperature"),
     "download": "karat pull ORG/NAME",
     "cli": 'karat run MODEL "TEXT", or karat chat MODEL',
     **dict.fromkeys(("embedding", "embed", "rerank"), _NO_EMBEDDINGS),
     **dict.fromkeys(("-m", "--model", "-p", "--prompt"), 'karat run -m MODEL -p "TEXT"'),
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), 'karat run -hf ORG/NAME -p "TEXT"'),
 }
+# Options in a text, and what a text says of another command.
+_OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+_OF_ANOTHER = re.compile(r"karat (?!--)[^;]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +239,7 @@ class Translated:
 
 
 def translated(
-    args: Sequence[str], flags: Collection[str], valued: Collection[str], words: Collection[str]
+    args: Sequence[str], flags: Collection[str], valued: Collection[str], words: Collection[str], command: str = ""
 ) -> Translated:
     """`args` of a command that has the options `flags` (without a value) and `valued`, and the named `words`."""
     own = {*flags, *valued}
@@ -201,6 +250,10 @@ def translated(
     while waiting:
         arg = waiting.pop()
         name, equals, value = arg.partition("=")
+        if name.startswith("--") and name not in own:
+            name = name.replace("_", "-")
+            arg = f"{name}{equals}{value}" if name in own else arg
+        key = f"{command} {name}"
         if arg == "--" or not arg.startswith("-") or name in own:
             made.append(arg)
             if name in valued and not equals and waiting:
@@ -211,24 +264,32 @@ def translated(
         elif (value if equals else waiting[-1] if waiting else None) in _DEFAULTS.get(name, ()):
             if not equals:
                 waiting.pop()
-        elif (other := _RENAMED.get(name)) in own:
+        elif other := next((each for each in _RENAMED.get(name, "").split() if each in own), None):
             waiting.append(f"{other}{equals}{value}")
         elif not equals and any(word in words for word in _WORDS.get(name, ())):
             continue  # what follows is the word
-        elif name in _WITHOUT_EFFECT:
-            values, why = _WITHOUT_EFFECT[name]
+        elif effectless := _WITHOUT_EFFECT.get(key) or _WITHOUT_EFFECT.get(name):
+            values, why = effectless
             if not equals and waiting and (waiting[-1][:1] != "-" if values is None else waiting[-1] in values):
                 waiting.pop()
-            remarks.append(f"{name} has no effect: {why}")
+            remarks.append(f"{name} has no effect" + _after_colon(why, own))
         elif len(name) > 2 and name[1:].isalpha() and not {f"-{letter}" for letter in name[1:]} <= {*flags}:
             # A parser would take the rest for the value of the first letter: -md FILE for -m d.
-            said = f"there is no {name} here" + (f": {_ADVICE[name]}" if name in _ADVICE else "")
+            said = f"there is no {name} here" + _after_colon(_ADVICE.get(key, _ADVICE.get(name, "")), own)
             return Translated(made, tuple(remarks), advice or said, is_wrong=True)
         else:
-            if advice is None and name in _ADVICE:
-                advice = f"there is no {name} here: {_ADVICE[name]}"
+            if advice is None and (told := _after_colon(_ADVICE.get(key, _ADVICE.get(name, "")), own)):
+                advice = f"there is no {name} here{told}"
             made.append(arg)
     return Translated(made, tuple(remarks), advice)
+
+
+def _after_colon(texts: _Texts, own: Collection[str]) -> str:
+    """The first of the texts that names options of the command alone, or of another with its name; '' if none does."""
+    for text in (texts,) if isinstance(texts, str) else texts:
+        if text and {*_OPTION.findall(_OF_ANOTHER.sub("", text))} <= {*own}:
+            return f": {text}"
+    return ""
 
 
 def unread(names: Collection[str]) -> str | None:

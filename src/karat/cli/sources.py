@@ -15,8 +15,12 @@ _HUB_NAME = re.compile(
     r"((@|/(tree|blob|resolve|raw)/)[\w./-]+)?(:[\w.-]+)?/?",
     re.ASCII,
 )
-# A name as Ollama has them, such as llama3.2 or qwen:7b.
-_LIKE_A_NAME = re.compile(r"[A-Za-z][\w-]*[\d:.][\w.:-]*\w", re.ASCII)
+# A name as Ollama has them, such as mistral, smollm2, llama3.2 or qwen:7b.
+_LIKE_A_NAME = re.compile(
+    r"[a-z][\w-]*[\d:.][\w.:-]*\w|((code|tiny|open)?llama|qwen|qwq|mi[sx]tral|ministral|codestral|smollm|gemma|phi|"
+    r"deepseek|granite|olmoe?|gpt-oss|vicuna|starcoder|stablelm|command-r|glm|exaone)([\d.:_-][\w.:-]*)?",
+    re.ASCII | re.IGNORECASE,
+)
 MAX_PIPE_BYTES = 64 * 1024**2  # a context of a million tokens has about 4 MiB
 
 
@@ -50,6 +54,10 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Mode
         else:
             prompt = rest.pop()
     if len(rest) == 2 and model is None and prompt is None and looks_like_model(rest[0]) is None:
+        if _LIKE_A_NAME.fullmatch(rest[0]) or re.search(r"\s", rest[1]):  # the prompt was in quotes
+            from karat.checkpoint.locate import unknown
+
+            raise unknown(rest[0])
         raise UsageError(
             f"{rest[0]!r} is no model: no folder, no file, and no name of the form org/name; a prompt of several words "
             f'needs quotes: karat run "{_shortened(" ".join(rest))}"'

@@ -88,7 +88,11 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "magic only": (b"GGUF", "has 4 bytes; expected GGUF and a header"),
     "magic of zeros": (at(0, bytes(4)), "it is truncated or no GGUF file"),
     "magic in lower case": (at(0, b"gguf"), "it is truncated or no GGUF file"),
-    "ggml file": (at(0, b"ggjt"), "from before GGUF"),
+    **{
+        f"old file, {magic!r}": (at(0, magic), "it is an old GGML file of before August 2023: convert the original")
+        for magic in (b"tjgg", b"lmgg", b"fmgg", b"algg", b"ggjt", b"ggml", b"ggla")
+    },
+    "a Modelfile": (b"FROM ./model.gguf\nPARAMETER temperature 0\n", "it is an Ollama Modelfile: give the file that"),
     "reversed magic": (at(0, b"FUGG"), "it is a big-endian GGUF file"),
     "a web page": (b"<!doctype html><html>", "it looks like a web page"),
     "a Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer"),

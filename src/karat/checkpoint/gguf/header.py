@@ -63,12 +63,12 @@ _OTHER_TYPES: Mapping[int, str] = {
     38: "IQ4_NL_8_8, which ggml has dropped",
     41: "Q1_0",
 }
+_OLD = "it is an old GGML file of before August 2023: convert the original model to GGUF"
 _FOREIGN = {
     b"version ": "it is a Git LFS pointer, not the model: run `git lfs pull` there",
     b"PK\x03\x04": "it is a PyTorch (pickle) archive under a wrong name",
-    b"ggjt": "it is a ggml file from before GGUF: convert the original model again",
-    b"ggml": "it is a ggml file from before GGUF: convert the original model again",
-    b"tjgg": "it is a ggml file from before GGUF: convert the original model again",
+    **dict.fromkeys((b"tjgg", b"lmgg", b"fmgg", b"algg", b"ggjt", b"ggml", b"ggmf", b"ggla"), _OLD),
+    **dict.fromkeys((b"FROM ", b"# Modelfile"), "it is an Ollama Modelfile: give the file that its FROM names"),
     b"<": "it looks like a web page: the download failed or needs a login",
     b"FUGG": "it is a big-endian GGUF file, and Karat reads little-endian ones",
 }
@@ -111,11 +111,9 @@ def read_header(path: Path) -> GgufHeader:
     with file:
         start = file.read(8)
         if start[:4] != b"GGUF" or len(start) < 8:
-            bare = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-            reasons = [reason for magic, reason in _FOREIGN.items() if start.startswith(magic) or bare[:1] == magic]
             raise CheckpointError(
                 f"{path}: begins with {shown(start[:4])} and has {size} bytes; expected GGUF and a header: "
-                + (reasons[0] if reasons else "it is truncated or no GGUF file; download it again")
+                + (instead(start + file.read(56)) or "it is truncated or no GGUF file; download it again")
             )
         mapping = mapped(file, size, path)
     try:
@@ -125,6 +123,12 @@ def read_header(path: Path) -> GgufHeader:
     finally:  # the pages that were read count as this process's memory, and a model may have many parts
         if hasattr(mmap, "MADV_DONTNEED"):
             mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def instead(head: bytes) -> str | None:
+    """What a file is instead of GGUF, by its first bytes, and what to do; None if that is not known."""
+    bare = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return next((what for magic, what in _FOREIGN.items() if head.startswith(magic) or bare[:1] == magic), None)
 
 
 class _Parser:
