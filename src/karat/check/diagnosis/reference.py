@@ -26,7 +26,8 @@ _ROUNDED: Mapping[str | None, float] = {"ggml": 0.1, "int8": 0.1, "int16": 1e-2}
 _ORDER = (
     "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm "
     "self_attn.q_rope self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention self_attn.o_proj "
-    "attention_residual post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.act mlp.down_proj"
+    "attention_residual post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.act mlp.down_proj "
+    "post_feedforward_layernorm"
 ).split()
 
 

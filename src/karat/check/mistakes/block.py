@@ -110,28 +110,30 @@ def tiled_gate(gated_by: Op[GatedBy], a: GatedBy, _: bool) -> Array:
 
 
 def residuals(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    mid = "attention_residual"
-    for role, block in ((mid, "attention"), ("layer", "MLP")):
+    for role, block in zip(layer.sums, ("attention", "MLP"), strict=False):
         yield "residual-missing", f"only the {block}'s output is kept", {role: {"factors": (0, 1)}}
         yield "residual-missing", f"the {block}'s output is dropped", {role: {"factors": (1, 0)}}
         yield "residual-twice", f"the input of the {block} counts twice", {role: {"factors": (2, 1)}}
         yield "residual-twice", f"the {block}'s output counts twice", {role: {"factors": (1, 2)}}
-    for role, norm in ((mid, "input_layernorm"), ("layer", "post_attention_layernorm")):
-        block_output = layer.node(role).inputs[1]
-        yield "residual-missing", f"taken after {norm}", {role: {"inputs": (layer.node(norm).name, block_output)}}
-    yield (
-        "residual-missing",
-        "the MLP's is the layer's input",
-        {"layer": {"inputs": (layer.before, layer.node("layer").inputs[1])}},
-    )
+    for role in layer.sums:
+        residual, block_output = layer.node(role).inputs
+        for norm in layer.norms:
+            if layer.node(norm).inputs == (residual,):
+                after = layer.node(norm).name
+                yield "residual-missing", f"taken after {norm}", {role: {"inputs": (after, block_output)}}
+    if len(layer.sums) > 1:
+        yield (
+            "residual-missing",
+            "the MLP's is the layer's input",
+            {"layer": {"inputs": (layer.before, layer.node("layer").inputs[1])}},
+        )
 
 
 def wiring(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    yield (
-        "residual-missing",
-        "the MLP reads the layer's input",
-        {"post_attention_layernorm": {"inputs": (layer.before,)}},
-    )
+    if len(layer.sums) > 1:
+        reading = layer.instead(layer.node("attention_residual").name, layer.before)
+        del reading["layer"]  # the sum keeps it
+        yield "residual-missing", "the MLP reads the layer's input", reading
 
 
 def mlp(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:

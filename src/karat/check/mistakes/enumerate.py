@@ -70,8 +70,8 @@ class Enumeration:
     def of_all_norms(self) -> Iterator[Variant]:
         """The mistakes of one norm's class, made by all norms before attention, MLP and head."""
         ends = self.graph.nodes["model.norm"]
-        roles = ("input_layernorm", "post_attention_layernorm")
-        nodes = [ends, *(node for node in self.graph.nodes.values() if node.role in roles)]
+        layers = [Layer(self.graph, number) for number in range(self.config.num_layers)]
+        nodes = [ends, *(layer.node(role) for layer in layers for role in layer.norms)]
         of_nodes = [{(bug, detail): p for bug, detail, p in norm.of_node(self.scope, node)} for node in nodes]
         for bug, detail in of_nodes[0]:
             if bug != "layer-prefix" and all((bug, detail) in found for found in of_nodes):
@@ -98,7 +98,7 @@ class Enumeration:
             }
             yield Variant("layer-skipped", f"layer {number} is not computed, or its result not used", skipped)
         for number in sorted({0, self.config.num_layers - 1}):
-            for part in ("input_layernorm", "post_attention_layernorm"):
+            for part in Layer(self.graph, number).norms:
                 weight = f"model.layers.{number}.{part}.weight"
                 yield Variant("norm-swapped", f"{weight} is used", {final: {"weight": weight}})
         for node in self.graph.nodes.values():

@@ -30,9 +30,10 @@ _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _ATTENTION = (*_QKV, "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _MLP = (*_GATE_UP, "mlp.down_proj")
+_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 # Weights that a loader takes together. On a trace of layer outputs they are one mistake, and not one for each weight.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "all weights": (*_ATTENTION, *_MLP, "input_layernorm", "post_attention_layernorm"),
+    "all weights": (*_ATTENTION, *_MLP, *_NORMS),
     "the attention": _ATTENTION,
     "q, k and v": _QKV,
     "the MLP": _MLP,

@@ -5,13 +5,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.linear import other_layers
 from karat.check.mistakes.registry import mistake
-from karat.check.mistakes.scope import LINEARS, ROUTERS, Layer, OfLayer, Params, Scope
+from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.graph import Node
 from karat.check.model.kinds import Op
@@ -84,33 +85,33 @@ def about_mean(norm: Op[Norm], a: Norm, what: str) -> Array:
 
 
 def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    first, second = "input_layernorm", "post_attention_layernorm"
-    for role in (first, second, "self_attn.q_norm", "self_attn.k_norm"):
+    for role in (*layer.norms, "self_attn.q_norm", "self_attn.k_norm"):
         if role in layer:
             for bug, detail, params in of_node(scope, layer.node(role)):
                 if bug != "norm-missing" or ".self_attn." not in layer.node(role).name:  # qk-norm-missing
                     yield bug, f"{role}: {detail}", {role: params}
-    others = {(bug, detail): params for bug, detail, params in of_node(scope, layer.node(second))}
-    for bug, detail, params in of_node(scope, layer.node(first)):
-        if bug != "layer-prefix" and (bug, detail) in others:
-            yield bug, f"both norms of the layer: {detail}", {first: params, second: others[bug, detail]}
-    names = {role: layer.node(role).params["weight"] for role in (first, second)}
-    exchanged: dict[str, Params] = {first: {"weight": names[second]}, second: {"weight": names[first]}}
-    yield "norm-swapped", "the two norms of the layer are exchanged", exchanged
-    for role in (first, second):
+    for first, second in pairwise(layer.norms):
+        both = "both norms of the layer" if len(layer.norms) == 2 else f"{first} and {second}"
+        others = {(bug, detail): params for bug, detail, params in of_node(scope, layer.node(second))}
+        for bug, detail, params in of_node(scope, layer.node(first)):
+            if bug != "layer-prefix" and (bug, detail) in others:
+                yield bug, f"{both}: {detail}", {first: params, second: others[bug, detail]}
+        names = [layer.node(role).params["weight"] for role in (first, second)]
+        yield (
+            "norm-swapped",
+            f"{both.replace('both', 'the two')} are exchanged",
+            {first: {"weight": names[1]}, second: {"weight": names[0]}},
+        )
+    for role in layer.norms:
         yield "norm-swapped", f"{role} has the weight of model.norm", {role: {"weight": "model.norm.weight"}}
     if "self_attn.q_norm" in layer:
         q, k = (layer.node(f"self_attn.{part}_norm").params["weight"] for part in "qk")
         if scope.weights.shape(q) == scope.weights.shape(k):
             exchanged = {"self_attn.q_norm": {"weight": k}, "self_attn.k_norm": {"weight": q}}
             yield "norm-swapped", "q_norm and k_norm are exchanged", exchanged
-    for role, source in ((first, layer.before), (second, layer.node(second).inputs[0])):
-        readers = LINEARS[:3] if role == first else LINEARS[4:6]
-        unused: dict[str, Params] = {r: {"inputs": (source,)} for r in readers if r in layer}
-        if role == second and any(router in layer for router in ROUTERS):
-            for r in layer.readers_of(layer.node(role).name):
-                unused[r] = {"inputs": (source, *layer.node(r).inputs[1:])}
-        yield "norm-missing", f"{role}'s result is not used", unused
+    for role in layer.norms:
+        node = layer.node(role)
+        yield "norm-missing", f"{role}'s result is not used", layer.instead(node.name, node.inputs[0])
 
 
 def of_node(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:

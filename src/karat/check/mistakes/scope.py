@@ -68,19 +68,33 @@ class Layer:
         nodes = self.graph.by_role.items()
         return [role for (layer, role), node in nodes if layer == self.index and node.kind == kind]
 
-    def readers_of(self, name: str) -> list[str]:
-        """The roles of the layer's nodes whose first input is this result, in order."""
-        nodes = self.graph.by_role.items()
-        return [role for (layer, role), node in nodes if layer == self.index and node.inputs[:1] == (name,)]
+    def instead(self, name: str, other: str) -> dict[str, Params]:
+        """Edits by role in which the layer reads the result `other` where it reads `name`."""
+        nodes = [(role, node) for (layer, role), node in self.graph.by_role.items() if layer == self.index]
+        return {
+            role: {"inputs": tuple(other if source == name else source for source in node.inputs)}
+            for role, node in nodes
+            if name in node.inputs
+        }
 
     def edit(self, roles: Mapping[str, Params]) -> dict[str, Params]:
         """Edits by role as edits by name, without the roles that the layer does not have."""
         return {self.node(role).name: params for role, params in roles.items() if role in self}
 
     @property
+    def sums(self) -> tuple[str, ...]:
+        """The roles of the sums of x and what a branch gives."""
+        return ("attention_residual", "layer") if "attention_residual" in self else ("layer",)
+
+    @property
     def before(self) -> str:
         """The name of the layer's input."""
-        return self.node("input_layernorm").inputs[0]
+        return self.node(self.sums[0]).inputs[0]
+
+    @property
+    def norms(self) -> list[str]:
+        """The roles of the norms before and after branches, in order."""
+        return [role for role in self.roles_of("norm") if "." not in role]
 
 
 OfLayer = Callable[[Scope, Layer], Iterator[tuple[str, str, dict[str, Params]]]]  # bug, detail, parameters by role

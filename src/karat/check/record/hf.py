@@ -33,12 +33,12 @@ _DTYPES: dict[torch.dtype, FloatName] = {
 }
 _LAYER_OUTPUTS = (
     "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm "
-    "self_attn.o_proj post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj"
+    "self_attn.o_proj post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj post_feedforward_layernorm"
 ).split()
+_OPTIONAL = ("q_norm", "k_norm", "input_layernorm", "post_feedforward_layernorm")
 # Results that are recorded as the input of the module that reads them.
 _LAYER_INPUTS = {
     "self_attn.o_proj": "self_attn.attention",
-    "post_attention_layernorm": "attention_residual",
     "mlp.down_proj": "mlp.act",
 }
 
@@ -212,7 +212,7 @@ class Recorder:
                 embedded = base.embed_tokens.register_forward_hook(self._keep_embedded)
                 stack.callback(embedded.remove)
                 output(base.norm, "model.norm")
-                first = base.layers[0].input_layernorm.register_forward_pre_hook(self._keep_scaled)
+                first = base.layers[0].register_forward_pre_hook(self._keep_scaled)
                 stack.callback(first.remove)
                 for number, layer in enumerate(base.layers):
                     self._hook_layer(layer, number, output, argument, stack)
@@ -242,7 +242,7 @@ class Recorder:
                 continue
             module = layer
             for name in part.split("."):
-                module = getattr(module, name, None) if name in ("q_norm", "k_norm") else getattr(module, name)
+                module = getattr(module, name, None) if name in _OPTIONAL else getattr(module, name)
             if module is not None:
                 output(module, f"{prefix}.{part}")
         for part, name in _LAYER_INPUTS.items():
@@ -252,6 +252,8 @@ class Recorder:
             for step in part.split("."):
                 module = getattr(module, step)
             argument(module, f"{prefix}.{name}")
+        reader = "post_attention_layernorm" if hasattr(layer, "input_layernorm") else "mlp"
+        argument(getattr(layer, reader), f"{prefix}.attention_residual")
 
         def enter(_module: Any, _args: Any) -> None:
             self._layer = number

@@ -71,7 +71,7 @@ def run_layerwise(
             after(module, hand_over)
         for module in (base.embed_tokens, base.norm, model.lm_head):
             after(module, lambda: None)
-        first = base.layers[0].input_layernorm.register_forward_pre_hook(lambda _m, _args: hand_over())
+        first = base.layers[0].register_forward_pre_hook(lambda _m, _args: hand_over())
         stack.callback(first.remove)  # the embedding's part ends with what the first layer reads
         model(torch.tensor([list(ids)]), use_cache=False)
     end = recorder.take(total)

@@ -41,6 +41,7 @@ _LAYER_NAMES = {
     "ffn_inp": "attention_residual",
     "ffn_norm": "post_attention_layernorm",
     "attn_post_norm": "post_attention_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
     "ffn_moe_logits": "mlp.gate",
     "ffn_moe_topk": "mlp.chosen_ids",
     "ffn_moe_weighted": "mlp.chosen_weights",
