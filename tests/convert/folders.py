@@ -50,6 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "mixtral": {"model_type": "mixtral", "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "olmo2": {"model_type": "olmo2", "pad_token_id": 0},
     "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0},
     "qwen2_moe": {
         "model_type": "qwen2_moe",

@@ -2,7 +2,8 @@
 
 Covers: karat.models.family, karat.models.gpt_oss, karat.models.granite, karat.models.llama, karat.models.mistral,
 karat.models.qwen2, karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral,
-karat.models.mixtures, karat.models.olmoe, karat.models.reader, karat.models.seed_oss, karat.models.smollm3.
+karat.models.mixtures, karat.models.olmo2,
+karat.models.olmoe, karat.models.reader, karat.models.seed_oss, karat.models.smollm3.
 """
 
 import copy
@@ -66,6 +67,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         "attention_bias": False,
     },
     "mixtral": {"sliding_window": 64, "head_dim": 12, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "olmo2": {"attention_bias": False, "pad_token_id": 0},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": False, "attention_bias": False},
     "qwen2_moe": {
         "use_sliding_window": True,
@@ -390,6 +392,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit=0"),
     ("gpt_oss", {"quantization_config": {"quant_method": "fp8"}}, "quantization method 'fp8'"),
     ("mixtral", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+    ("olmo2", {"sliding_window": 64}, "sliding_window=64"),
+    ("olmo2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window is in force"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("olmoe", {"clip_qkv": 0}, "clip_qkv=0"),
     ("olmoe", {"sliding_window": 64}, "sliding_window=64"),

@@ -61,6 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"attention_bias": True},
     "gpt_oss": {"swiglu_limit": 2.0, "sliding_window": 20},
     "mixtral": {"tie_word_embeddings": False},
+    "olmo2": {"attention_bias": True},
     "olmoe": {"norm_topk_prob": True},
     "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512},
     "qwen3_moe": {"mlp_only_layers": [1], "moe_intermediate_size": 128},

@@ -158,8 +158,8 @@ def _values(
         for variant in [*variants, *enumeration.of_ends()]:
             for name, params in variant.edits.items():
                 by_node.setdefault(name, []).append((variant.bug, variant.detail, params))
-        for name, found in FITTED.items():
-            by_node.setdefault(name, []).extend(("fitted", str(params), params) for params in found)
+        for name in filter(graph.nodes.__contains__, FITTED):
+            by_node.setdefault(name, []).extend(("fitted", str(params), params) for params in FITTED[name])
         for name, found in by_node.items():
             for bug, detail, params in found:
                 if not bug.startswith(bugs):

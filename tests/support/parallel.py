@@ -48,6 +48,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 256,
         "norm_topk_prob": True,
     },
+    "olmo2": {"head_dim": 16, "pad_token_id": 0},
     "olmoe": {"num_experts": 16, "num_experts_per_tok": 3, "head_dim": 16},
     "qwen2_moe": {
         "num_experts": 16,

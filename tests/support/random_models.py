@@ -20,6 +20,7 @@ FAMILIES = (
     "llama",
     "mistral",
     "mixtral",
+    "olmo2",
     "olmoe",
     "qwen2",
     "qwen2_moe",
@@ -103,7 +104,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config |= rng.choice([{}, {}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [rng.randrange(num_layers)]}])
     if family == "qwen2_moe":
         config |= {"shared_expert_intermediate_size": rng.choice([13, 32]), "qkv_bias": rng.random() < 0.8}
-    if family == "olmoe":
+    if family in ("olmo2", "olmoe"):
         config["pad_token_id"] = 0
     if family == "granite":
         config |= {
@@ -112,7 +113,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
             "residual_multiplier": rng.choice([0.22, 1.6]),
             "logits_scaling": rng.choice([0.3, 0.1]),
         }
-    if family in ("gpt_oss", "granite", "llama", "olmoe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"):
+    if family in ("gpt_oss", "granite", "llama", "olmo2", "olmoe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"):
         config["attention_bias"] = rng.random() < 0.5
     if family in ("granite", "llama", "seed_oss", "smollm3"):
         config["mlp_bias"] = rng.random() < 0.5
