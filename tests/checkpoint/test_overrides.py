@@ -242,6 +242,22 @@ class TestTemplates:
         llm = LLM(folder, tokenizer=Tokenizer.from_folder(folder), chat_template=self.SHOUT)
         assert llm.chat_prompt(HELLO).text == "HI"
 
+    def test_chatml_is_built_in(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its text is what llama.cpp's template of this name writes."""
+        talk = [*HELLO, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "So {{ it }} is."}]
+        expected = (
+            f"<|im_start|>user\n{HELLO[0]['content']}<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+            "<|im_start|>user\nSo {{ it }} is.<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert LLM(folder, chat_template="chatml").chat_prompt(talk).text == expected
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "chatml").write_text("mine")
+        assert said(chat_template="chatml").chat_template == "mine"
+
+    def test_braces_alone_are_no_template(self, tmp_path: Path) -> None:
+        (tmp_path / "{a}.jinja").write_text("{# mine #}")
+        assert said(chat_template=str(tmp_path / "{a}.jinja")).chat_template == "{# mine #}"
+
     def test_a_file_that_is_no_template(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "latin.jinja").write_bytes(b"\xff{{ x }}")
         with pytest.raises(TemplateError, match="is not UTF-8"):

@@ -179,7 +179,7 @@ def test_of_each_command(command: str, given: list[str], made: list[str] | None,
         ),
         (["serve", "--port", "99999"], 2, "--port 99999: expected a number from 0 to 65535"),
         (["run", "-lx", "a"], 2, "there is no -lx here; see `karat run --help`"),
-        (["run", "--chat-template", "chatml", "a"], 5, "no template is built in under a name"),
+        (["run", "--chat-template", "llama2", "a"], 5, "built in under a name is only chatml; give a file or"),
     ],
 )
 def test_errors(args: list[str], code: int, said: str, karat_here: Karat) -> None:
@@ -237,3 +237,24 @@ def test_a_schema_is_a_file_or_itself(tmp_path: Path, karat_here: Karat) -> None
     for given in (schema, str(tmp_path / "schema.json")):
         done = karat_here("run", "-q", "--json-schema", given, "-n", "40", "Once")
         assert done.stdout == '"http://a//b"\n'
+
+
+def test_a_seed_of_minus_one_is_drawn_and_stated(karat_here: Karat) -> None:
+    """As llama.cpp and the server have it; what is stated gives the same text."""
+    ask = ["run", "Once upon", "--temperature", "1", "--max-tokens", "24", "--seed"]
+    done = [karat_here(*ask, "-1") for _ in range(2)]
+    seeds = [re.search(r"seed=(\d+)", each.stderr)[1] for each in done]  # type: ignore[index]
+    assert seeds[0] != seeds[1] and done[0].stdout != done[1].stdout
+    assert karat_here(*ask, seeds[0]).stdout == done[0].stdout
+
+
+def test_an_open_schema_whose_answer_was_cut_is_told_how_to_close(karat_here: Karat) -> None:
+    ask = ["run", "Once", "--max-tokens", "8", "-j"]
+    inner = '"properties": {"a": {"type": "string", "minLength": 99}}, "required": ["a"]'
+    for schema, is_told in (
+        (f'{{"type": "object", {inner}}}', True),
+        (f'{{"type": "object", "additionalProperties": false, {inner}}}', False),
+    ):
+        done = karat_here(*ask, schema)
+        assert done.stderr.count('"additionalProperties": false in the schema closes an object') == is_told
+    assert "additionalProperties" not in karat_here(*ask, '{"type": "object", "maxProperties": 0}').stderr

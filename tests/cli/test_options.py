@@ -66,7 +66,7 @@ def test_arguments_of_an_llm() -> None:
 
 
 def test_the_words_of_a_command_line_for_another_command() -> None:
-    options = OverrideOptions(override=["a=1", "b=2"], rope_factor=4.0, chat_template=Path("a b.jinja"))
+    options = OverrideOptions(override=["a=1", "b=2"], rope_factor=4.0, chat_template="a b.jinja")
     assert options.words() == shlex.split("--override a=1 --override b=2 --rope-factor 4.0 --chat-template 'a b.jinja'")
     assert OverrideOptions().words() == []
 
@@ -79,6 +79,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WORDS = ["--override", "rope_theta=500000", "--rope-scaling", "yarn", "--rope-factor", "2"]
+
+
+def test_a_chat_template_is_a_file_its_text_or_a_name(model: Path, karat_here: Karat) -> None:
+    text = "{% if 7 // 2 == 3 %}{{ messages[0].content }}{% endif %}"
+    (model / "text.jinja").write_text(text)
+    ask = ["run", str(model), "--chat", "hello", "--max-tokens", "1", "--json", "--ignore-eos", "--chat-template"]
+    told = [json.loads(karat_here(*ask, given).stdout) for given in (text, str(model / "text.jinja"), "chatml")]
+    counts = [each["usage"]["prompt_tokens"] for each in told]
+    assert counts[0] == counts[1] < counts[2]
 
 
 def test_inspect_shows_what_was_said(model: Path, karat_here: Karat) -> None:

@@ -1,5 +1,6 @@
 """Overrides: what the user says of a model, which wins over what its files say."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +14,14 @@ MAX_TEMPLATE_BYTES = 1 << 20
 _ROPE = ("rope_scaling", "rope_parameters")
 _OF_TEMPLATES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _SCALINGS = ("linear", "yarn")
+_JINJA = re.compile(r"\{[{%#]")
+# Templates by llama.cpp's short names.
+_BUILT_IN = {
+    "chatml": (
+        "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,14 +138,15 @@ def said(
 ) -> Overrides:
     """The overrides with these values, where None says nothing. Reads the file of the chat template.
 
-    A text with a brace is a template, any other the path of one. Raises UsageError, and TemplateError for the file.
+    A text with {{, {% or {# is a template, any other the path of one; `chatml` is built in. Raises UsageError, and
+    TemplateError for the file.
     """
     for name, value in (("hf_overrides", hf_overrides), ("chat_template_kwargs", chat_template_kwargs)):
         if not isinstance(value, Mapping | None):
             raise UsageError(f"{name}={shown(value)}: expected a mapping of names to values")
     if not isinstance(chat_template, str | Path | None):
         raise UsageError(f"chat_template={shown(chat_template)}: expected the path of a template, or its text")
-    if isinstance(chat_template, Path) or (chat_template is not None and "{" not in chat_template):
+    if isinstance(chat_template, Path) or (chat_template is not None and not _JINJA.search(chat_template)):
         chat_template = _read_template(Path(chat_template))
     return Overrides(
         hf_overrides=dict(hf_overrides or {}),
@@ -154,9 +164,11 @@ def without_texts(overrides: Overrides) -> Overrides:
 
 def _read_template(path: Path) -> str:
     if not path.suffix and not path.expanduser().exists():
+        if str(path) in _BUILT_IN:
+            return _BUILT_IN[str(path)]
         raise TemplateError(
-            f"{path}: there is no such file, and no template is built in under a name; give a file, or leave it out "
-            "for the model's own"
+            f"{path}: there is no such file, and built in under a name is only {', '.join(_BUILT_IN)}; give a file or "
+            "the text of a template, or leave it out for the model's own"
         )
     file, size = open_regular(path.expanduser(), TemplateError)
     with file:

@@ -25,7 +25,7 @@ Examples
   karat bench --shape llama-3.2-1b --quantize q8_0 --peer llama.cpp
   karat bench --shape qwen2.5-0.5b --plot roofline.svg
   karat bench --shape qwen2.5-0.5b --weights q4_0 --tensor-parallel-size 2
-  karat bench --shape qwen3-30b-a3b-cut --weights q4_k_m --packed-cache ~/packed
+  karat bench --shape qwen3-30b-a3b-cut --weights q4_k_m --packed-cache DIR
 """
 
 

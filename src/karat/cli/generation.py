@@ -140,6 +140,11 @@ class Meter:
         num_tokens = self.num_tokens - len(self._begun)
         return num_tokens / self.decode_s if num_tokens > 0 and self.decode_s > 0 else None
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether an answer ended because its length was reached."""
+        return "length" in self._reasons
+
     def summary(self, *, interrupted: bool = False) -> str:
         """One line: tokens, rates, and why it ended."""
         found = f"{self.num_found_tokens} cached" if self.num_found_tokens else ""

@@ -99,7 +99,7 @@ class FileOptions(ModelOptions):
     """What a file can say of a model too: the chat template."""
 
     chat_template: Annotated[
-        Path | None, option("Model", "FILE", "The chat template (Jinja), instead of the model's own.")
+        str | None, option("Model", "FILE", "The chat template: a file (Jinja), its text, or chatml.")
     ] = None
 
     def said(self) -> dict[str, Any]:

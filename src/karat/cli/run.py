@@ -4,6 +4,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from karat.cli.escapes import has_escapes, unescaped
 from karat.cli.generation import Message, Meter, Task, load, raise_if_failed, remark
 from karat.cli.options import LoadOptions, SanitizeControlTokens
 from karat.cli.prefill import PromptWatch
@@ -51,6 +53,8 @@ def run(
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
     ] = None,
+    escape: Annotated[bool, typer.Option("-e", "--escape", help="Read \\n and the like in the prompt.")] = False,
+    no_escape: Annotated[bool, typer.Option("--no-escape", help="Leave them, without a remark.")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Answer the prompt as a message in a chat.")] = False,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message; with --chat.")] = None,
     sanitize_control_tokens: SanitizeControlTokens = False,
@@ -80,10 +84,10 @@ def run(
     (./x, ../x, ~/x, /x) or like org/name; else it is PROMPT. -m and -p leave no doubt.
 
     Without PROMPT, or if it is -, the prompt is read from stdin, less one line end. The answer and a line end
-    are all that goes to stdout; of several answers (-n), one after the other.
+    are all that goes to stdout; of several answers (--n), one after the other.
 
     Sampling follows the model's generation_config.json where no option says otherwise. The same command
-    gives the same text; another --seed gives another.
+    gives the same text; another --seed gives another, and --seed -1 a new one each time.
     """
     if system is not None and not chat:
         raise UsageError("--system needs --chat: a text to continue has no system message")
@@ -93,6 +97,8 @@ def run(
         raise UsageError("--explain, --logprobs and --prompt-logprobs need --json, which is where they are shown")
     if receipt is None and (receipt_key is not None or receipt_digests):
         raise UsageError("--receipt-key and --receipt-digests need --receipt, which is where they are written")
+    if escape and no_escape:
+        raise UsageError("-e and --no-escape say the opposite; give one of them")
     signer = signer_from(receipt_key)
     given = sampling.given() | reports.given()
     SamplingParams(**given)  # wrong options are reported before a model is loaded
@@ -100,6 +106,10 @@ def run(
     source = resolve([*words, *ctx.args], model, prompt)
     if source.remark and not quiet:
         note(source.remark)
+    if escape:
+        source = replace(source, prompt=unescaped(source.prompt))
+    elif not (no_escape or quiet or source.is_piped) and has_escapes(source.prompt):
+        note(r"escapes in the prompt stay as they are; -e reads \n as a line end, as llama.cpp does")
     before = perf_counter()
     llm = load(source.model, loading, quiet=quiet, reading=source.reading)
     load_s = perf_counter() - before
@@ -123,6 +133,8 @@ def run(
             raise NumericsError("; ".join(faults))
         if receipt is not None:
             gathered.write(task, receipt, signer=signer, digests_only=receipt_digests)
+        if not quiet and meter.was_cut and (advice := sampling.advice_if_cut()):
+            note(advice)
         return
     try:
         with prefill:
@@ -139,6 +151,8 @@ def run(
         gathered.write(task, receipt, signer=signer, digests_only=receipt_digests)
     if not quiet:
         note(meter.summary())
+        if meter.was_cut and (advice := sampling.advice_if_cut()):
+            note(advice)
 
 
 def _conversation(prompt: str, system: str | None) -> list[Message]:

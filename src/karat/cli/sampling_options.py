@@ -1,5 +1,7 @@
 """Options that become SamplingParams: how tokens are chosen, when an answer ends, and what is reported."""
 
+import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +78,9 @@ class SamplingOptions:
     json_schema: Annotated[
         str | None, option("Sampling", "FILE", "The answer is JSON that keeps to a JSON Schema: its file, or itself.")
     ] = None
-    seed: Annotated[int | None, option("Sampling", "N", "The same seed gives the same answer.")] = None
+    seed: Annotated[int | None, option("Sampling", "N", "The same seed gives the same answer; -1: a random one.")] = (
+        None
+    )
     max_tokens: Annotated[
         int | None, option("Stopping", "N", "End after N tokens (default: the model's own, or the context).")
     ] = None
@@ -98,6 +102,8 @@ class SamplingOptions:
             arguments["skip_special_tokens"] = False
         if self.max_tokens == -1:  # as in llama.cpp: no number of its own
             del arguments["max_tokens"]
+        if self.seed == -1:  # as in llama.cpp and on the server: another each time
+            arguments["seed"] = int.from_bytes(os.urandom(4))
         if self.json_schema is not None:
             arguments["structured_outputs"] = {"json": _schema_of(arguments.pop("json_schema"))}
         if self.dry_sequence_breakers == ["none"]:  # as in llama.cpp
@@ -107,6 +113,18 @@ class SamplingOptions:
         if self.logit_bias:
             arguments["logit_bias"] = dict(map(_bias, self.logit_bias))
         return arguments
+
+    def advice_if_cut(self) -> str | None:
+        """What to tell where an answer reached its length: a model may add names to open objects for ever."""
+        from karat.text.schema_closing import closed, without_nulls
+
+        schema = None if self.json_schema is None else json.loads(_schema_of(self.json_schema))
+        if not isinstance(schema, dict) or closed(schema) == without_nulls(schema):
+            return None
+        return (
+            "the answer was cut inside; JSON Schema lets objects have more names than it lists, and small models add "
+            'them: "additionalProperties": false in the schema closes an object'
+        )
 
 
 @dataclass(frozen=True, slots=True)

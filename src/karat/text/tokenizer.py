@@ -332,8 +332,8 @@ class Tokenizer:
             return self.chat_template
         names = f" but those named {', '.join(sorted(self._templates))}" if self._templates else ""
         raise TemplateError(
-            f"the model has no chat template{names}; expected one; give it one (--chat-template FILE, or "
-            "LLM(chat_template=…)), use a chat model, or complete text"
+            f"the model has no chat template{names}; expected one; give it one (--chat-template FILE, its "
+            "text or chatml, or LLM(chat_template=…)), use a chat model, or complete text"
         )
 
     def _compile(self, name: str) -> "ChatTemplate":
