@@ -66,6 +66,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512},
     "qwen3_moe": {"mlp_only_layers": [1], "moe_intermediate_size": 128},
     "qwen3_5_text": {},
+    "qwen3_5_moe_text": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512},
 }
 PROMPT_LENS = (70, 9, 1)
 

@@ -25,6 +25,7 @@ FAMILIES = (
     "qwen2",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_moe",
     "seed_oss",
@@ -39,7 +40,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
-    free_head_dim = family in ("gpt_oss", "mistral", "mixtral", "qwen3", "qwen3_5_text", "qwen3_moe", "seed_oss")
+    free_head_dim = family.startswith("qwen3") or family in ("gpt_oss", "mistral", "mixtral", "seed_oss")
     if free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
     elif family in ("granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
@@ -93,7 +94,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         if rng.random() < 0.3:
             config["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(num_layers)]
         config |= {"swiglu_limit": rng.choice([0.7, 1.5]), "swiglu_alpha": rng.choice([1.702, 0.6])}
-    if family in ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"):
+    if family in ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe"):
         number = "num_local_experts" if family in ("gpt_oss", "mixtral") else "num_experts"
         config[number] = rng.choice([2, 5, 12, 24])
         config["num_experts_per_tok"] = rng.randint(1, min(4, config[number]))
@@ -117,9 +118,15 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config["attention_bias"] = rng.random() < 0.5
     if family in ("granite", "llama", "seed_oss", "smollm3"):
         config["mlp_bias"] = rng.random() < 0.5
-    if family == "qwen3_5_text":
+    if family.startswith("qwen3_5"):
         config |= _draw_hybrid(rng, config)
         config = {key: value for key, value in config.items() if value is not None}
+    if family == "qwen3_5_moe_text":
+        config |= {
+            "moe_intermediate_size": rng.choice([9, 21]),
+            "shared_expert_intermediate_size": rng.choice([13, 32]),
+        }
+        del config["intermediate_size"]
     if family == "seed_oss":
         config["attention_out_bias"] = rng.random() < 0.5
     return config

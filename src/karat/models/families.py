@@ -17,6 +17,8 @@ from karat.models import (
     qwen2_moe,
     qwen3,
     qwen3_5,
+    qwen3_5_moe,
+    qwen3_5_moe_text,
     qwen3_5_text,
     qwen3_moe,
     seed_oss,
@@ -38,6 +40,7 @@ FAMILIES: Mapping[str, Family[Any]] = {
         qwen2.FAMILY,
         qwen2_moe.FAMILY,
         qwen3.FAMILY,
+        qwen3_5_moe_text.FAMILY,
         qwen3_5_text.FAMILY,
         qwen3_moe.FAMILY,
         seed_oss.FAMILY,
@@ -45,5 +48,6 @@ FAMILIES: Mapping[str, Family[Any]] = {
     )
 }
 COMPOSITES: Mapping[str, Composite] = {
-    composite.model_type: composite for composite in (mistral3.COMPOSITE, qwen3_5.COMPOSITE, voxtral.COMPOSITE)
+    composite.model_type: composite
+    for composite in (mistral3.COMPOSITE, qwen3_5.COMPOSITE, qwen3_5_moe.COMPOSITE, voxtral.COMPOSITE)
 }

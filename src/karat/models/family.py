@@ -56,6 +56,7 @@ def read_decoder(
     layer_windows: tuple[int | None, ...],
     num_kv_heads: int,
     head_dim: int | None = None,
+    intermediate_size: int | None = None,
     default_theta: float = DEFAULT_THETA,
     default_rope: Mapping[str, object] = MappingProxyType({}),
     rope_keys: Collection[str] = (),
@@ -63,7 +64,8 @@ def read_decoder(
 ) -> C:
     """A `config` from the keys that all families share and the family's `own` fields.
 
-    A head_dim of None means hidden_size / num_attention_heads; default_theta is RoPE's base where none is stated, and
+    A head_dim of None means hidden_size / num_attention_heads; intermediate_size is the one where none is stated;
+    default_theta is RoPE's base where none is stated, and
     default_rope its parameters where none are. Of RoPE's parameters the family reads `rope_keys` itself.
     Raises ConfigError for missing or invalid values.
     """
@@ -88,7 +90,7 @@ def read_decoder(
         model_type=reader.get(str, "model_type"),
         vocab_size=reader.get(int, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=reader.get(int, "intermediate_size"),
+        intermediate_size=reader.get(int, "intermediate_size", intermediate_size),
         num_layers=reader.get(int, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

@@ -18,7 +18,7 @@ from karat.layers.mixer import Mixer
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.models.qwen3 import must_normalise
-from karat.models.reader import ConfigReader
+from karat.models.reader import ConfigReader, read_num_kv_heads
 from karat.request import shown
 
 AS_GGUF = "stored_as_gguf"  # a key that no folder has
@@ -73,6 +73,11 @@ def mixer(place: Place, hidden_size: int, shape: LayerShape, hybrid: HybridShape
 def norm(place: Place, hidden_size: int, hybrid: HybridShape, *, eps: float) -> RMSNorm:
     """A norm before a part of a layer."""
     return RMSNorm(place, hidden_size, eps, plus_one=not hybrid.as_gguf)
+
+
+def read_kv_heads(reader: ConfigReader, default: int) -> int:
+    """The number of KV heads; null means as many as there are heads."""
+    return read_num_kv_heads(reader) if reader.present("num_key_value_heads") else default
 
 
 def read(reader: ConfigReader, head_dim: int) -> HybridShape:

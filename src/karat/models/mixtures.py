@@ -6,7 +6,9 @@ from typing import Any
 from karat.checkpoint.gguf import Metadata
 from karat.config import ModelConfig
 from karat.errors import ConfigError
-from karat.layers.experts import ExpertMixture
+from karat.layers.experts import ExpertMixture, SharedMixture
+from karat.layers.linear import ColumnParallelLinear
+from karat.layers.mlp import GatedMLP
 from karat.layers.place import Place
 from karat.models.reader import ConfigReader
 from karat.ops.api import Routing
@@ -46,6 +48,15 @@ def mixture(place: Place, config: MixtureConfig, **own: Any) -> ExpertMixture:
         num_experts=config.num_experts,
         routing=Routing(config.num_experts_per_tok, renormalised=config.norm_topk_prob),
         **own,
+    )
+
+
+def shared_mixture(place: Place, config: MixtureConfig, shared_size: int) -> SharedMixture:
+    """The experts of a layer beside an MLP of this inner size, which all tokens share."""
+    return SharedMixture(
+        mixture(place, config, result=f"{place.name}.experts"),
+        GatedMLP(place / "shared_expert", config.hidden_size, shared_size),
+        ColumnParallelLinear(place / "shared_expert_gate", 1, config.hidden_size, bias=False, pieces=None),
     )
 
 

@@ -9,8 +9,6 @@ from karat.checkpoint.gguf.form import IN_LAYER, SHARED_EXPERT, STACKED_EXPERTS,
 from karat.errors import ConfigError
 from karat.layers.attention import Attention
 from karat.layers.block import Block, Branch
-from karat.layers.experts import SharedMixture
-from karat.layers.linear import ColumnParallelLinear
 from karat.layers.mixer import Mixer
 from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
@@ -50,11 +48,7 @@ def _mlp(place: Place, config: Qwen2MoeConfig, index: int) -> Mixer:
     size = config.hidden_size
     if index in config.dense_layers:
         return GatedMLP(place, size, config.intermediate_size)
-    return SharedMixture(
-        mixtures.mixture(place, config, result=f"{place.name}.experts"),
-        GatedMLP(place / "shared_expert", size, config.shared_expert_intermediate_size),
-        ColumnParallelLinear(place / "shared_expert_gate", 1, size, bias=False, pieces=None),
-    )
+    return mixtures.shared_mixture(place, config, config.shared_expert_intermediate_size)
 
 
 def read(reader: ConfigReader) -> Qwen2MoeConfig:

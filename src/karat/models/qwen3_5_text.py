@@ -50,7 +50,7 @@ def read(reader: ConfigReader) -> Qwen35Config:
         reader,
         Qwen35Config,
         layer_windows=(None,) * reader.get(int, "num_hidden_layers"),
-        num_kv_heads=reader.get(int, "num_key_value_heads", 4),
+        num_kv_heads=hybrids.read_kv_heads(reader, 4),
         head_dim=head_dim,
         default_theta=_THETA,
         rope_keys=hybrids.ROPE_KEYS,

@@ -37,7 +37,7 @@ SIZE = {
     "head_dim": 64,
     "vocab_size": 77,
 }
-MIXTURES = ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+MIXTURES = ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe")
 ALREADY_TRIED = ("F32", "F16", "BF16", "Q8_0", "Q4_0")
 
 

@@ -140,7 +140,13 @@ def write_model(
 ) -> None:
     """What the gguf package makes of a Hugging Face model: its config.json and float32 weights."""
     family = config["model_type"]
-    named = {"gpt_oss": "gpt-oss", "mistral": "llama", "mixtral": "llama", "qwen3_5_text": "qwen35"}
+    named = {
+        "gpt_oss": "gpt-oss",
+        "mistral": "llama",
+        "mixtral": "llama",
+        "qwen3_5_moe_text": "qwen35moe",
+        "qwen3_5_text": "qwen35",
+    }
     arch = named.get(family, family).replace("_moe", "moe")
     is_paired = arch in ("granite", "llama", "smollm3")
     options = {} if split is None else {"split_max_tensors": split}
@@ -149,7 +155,7 @@ def write_model(
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(config.get("intermediate_size", 8))
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])

@@ -49,7 +49,7 @@ from tests.checkpoint.gguf.builders import (
 from tests.support.calls import count_calls
 from tests.support.drawn import examples
 
-HYBRIDS = ("qwen3_5_text",)  # files do not store what folders do
+HYBRIDS = ("qwen3_5_moe_text", "qwen3_5_text")  # files do not store what folders do
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 F32_TYPE = np.dtype(np.float32)
 

@@ -29,7 +29,14 @@ from tests.support.seed import SEED
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 
 STORED = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4")
-MIXTURES = ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")  # their experts are cut by other rules
+MIXTURES = (
+    "gpt_oss",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_5_moe_text",
+    "qwen3_moe",
+)  # their experts are cut by other rules
 DEGREES = (2, 4, 8)
 
 

@@ -169,12 +169,13 @@ def read_config(
         scaling = by_factors or scaling
     if (context_len := metadata.get(int, f"{arch}.context_length")) < 1:
         raise ConfigError(f"{arch}.context_length={context_len}: expected a number above 0")
+    inner = metadata.optional(int, f"{arch}.expert_feed_forward_length")  # of files with experts in all layers
     config: dict[str, Any] = {
         **form.constants,
         "model_type": model_type,
         "vocab_size": _vocab_size(metadata, arch, weights),
         "hidden_size": hidden,
-        "intermediate_size": metadata.get(int, f"{arch}.feed_forward_length"),
+        "intermediate_size": metadata.get(int, f"{arch}.feed_forward_length", inner),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
