@@ -69,7 +69,13 @@ def _own_config(metadata: Any, _: Any) -> dict[str, Any]:
 
 GGUF: GgufForm[Qwen35MoeConfig] = GgufForm(
     architecture="qwen35moe",
-    in_layer={**hybrids.TENSORS, **STACKED_EXPERTS, **SHARED_EXPERT, "ffn_gate_inp": "mlp.gate"},
+    in_layer={
+        **hybrids.TENSORS,
+        **STACKED_EXPERTS,
+        **SHARED_EXPERT,
+        "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+        "ffn_gate_inp": "mlp.gate",
+    },
     whole_names=hybrids.WHOLE_NAMES,
     single_rows=("mlp.shared_expert_gate",),
     counts=_COUNTS,

@@ -196,8 +196,8 @@ def write_model(
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for name, weight in weights.items():
-        stored = weight[0] if weight.ndim == 2 and len(weight) == 1 else weight  # one row is a vector
-        name += ".weight" if name.endswith(".sinks") else ""
+        stored = weight[0] if "shared_expert_gate" in name else weight  # one row is a vector
+        name += ".weight" if name.endswith(".sinks") or (weight.ndim == 3 and name.endswith("_proj")) else ""
         if is_paired and ".q_proj." in name:
             stored = paired(weight, config["num_attention_heads"])
         if is_paired and ".k_proj." in name:
@@ -254,7 +254,10 @@ def stacked(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.
     found: dict[str, list[NDArray[np.float32]]] = {}
     for name, weight in weights.items():  # experts in order of their numbers
         found.setdefault(re.sub(r"(\.experts\.)\d+\.", r"\1", name), []).append(weight)
-    return {name: np.stack(each) if ".experts." in name else each[0] for name, each in found.items()}
+    return {
+        name: each[0] if each[0].ndim == 3 or ".experts." not in name else np.stack(each)
+        for name, each in found.items()
+    }
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:
