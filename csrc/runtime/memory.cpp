@@ -50,8 +50,12 @@ void read_ahead([[maybe_unused]] const std::uint8_t* data, [[maybe_unused]] std:
 #if defined(__linux__)
     const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto page_of = [page](const std::uint8_t* at) { return reinterpret_cast<std::uintptr_t>(at) / page * page; };
-    unsigned char resident = 1;
-    if (mincore(reinterpret_cast<void*>(page_of(data + bytes / 2)), 1, &resident) != 0 || resident & 1) return;
+    if (bytes == 0) return;
+    const auto is_there = [&](std::size_t at) {
+        unsigned char resident = 1;  // stays so where the system does not say, as of files of another user
+        return mincore(reinterpret_cast<void*>(page_of(data + at)), 1, &resident) != 0 || resident & 1;
+    };
+    if (is_there(0) && is_there(bytes / 2) && is_there(bytes - 1)) return;
     const std::uintptr_t first = page_of(data);
     (void)madvise(reinterpret_cast<void*>(first), reinterpret_cast<std::uintptr_t>(data + bytes) - first,
                   MADV_WILLNEED);

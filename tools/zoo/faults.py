@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tools.zoo import caches
+from tools.zoo import faults_experts as experts
 from tools.zoo import faults_parts as parts
 from tools.zoo import faults_rows as rows
 from tools.zoo.attention import patch_attention
@@ -92,6 +93,7 @@ _SHARED: dict[str, Any] = {
         "vocab_size": 128,
     }
 }
+_MIXTURE = {"family": "qwen3_moe"}
 _MIXED = {"steps": "mixed", **_NO_WINDOW}
 
 ROWS: tuple[Row, ...] = (
@@ -192,4 +194,21 @@ ROWS: tuple[Row, ...] = (
     Row("mask-nan", parts.mask_in_later_chunks(mask="nan"), _MIXED, "in later chunks"),
     Row("mask-misaligned", parts.mask_in_later_chunks(mask="top-left"), _MIXED, "in later chunks"),
     Row("rope-position", parts.rope_position, _MIXED, "in some steps"),
+)
+# Of families with experts, on full traces alone: their results between layers are those that tell bugs apart.
+MIXTURES: tuple[Row, ...] = (
+    Row("expert-choice", experts.routed(lambda ids, by, count: ((ids + 1) % count, by)), _MIXTURE),
+    Row("expert-weights", experts.sums_otherwise, _MIXTURE),
+    Row("expert-matrices", experts.turned, _MIXTURE),
+    Row("gate-up-swapped", experts.exchanged, _MIXTURE, "of experts"),
+    Row("gate-up-split", experts.in_turns, _MIXTURE, "of experts"),
+    Row(
+        "sinks",
+        _one_of(
+            experts.sinks(lambda sinks, scale: torch.full_like(sinks, -1e30)),
+            experts.sinks(lambda sinks, scale: sinks * scale),
+        ),
+        {"family": "gpt_oss"},
+    ),
+    Row("clamp", experts.clamp, {"family": "gpt_oss"}),
 )

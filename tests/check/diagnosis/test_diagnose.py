@@ -23,7 +23,7 @@ from karat.check.trace.format import Trace  # noqa: E402
 from karat.check.trace.reading import read_trace  # noqa: E402
 from karat.check.trace.writing import write_trace  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
-from tools.zoo.faults import ROWS, Row  # noqa: E402
+from tools.zoo.faults import MIXTURES, ROWS, Row  # noqa: E402
 from tools.zoo.faults_bytes import dtype_trunc  # noqa: E402
 from tools.zoo.faults_rope import rope_pairing  # noqa: E402
 from tools.zoo.faults_tokens import TOKEN_BUGS, token_case, token_run  # noqa: E402
@@ -38,6 +38,12 @@ def test_each_bug_is_named(row: Row) -> None:
     case = next((case for case in cases if case is not None and case.counts), None)
     assert case is not None, f"KARAT_SEED={SEED}: none of 40 draws of {row.title} can be observed"
     assert case.outcome in ("right", "class"), f"KARAT_SEED={SEED}: {case}"
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("row", MIXTURES, ids=lambda row: row.title)
+def test_each_bug_of_experts_is_named(row: Row) -> None:
+    test_each_bug_is_named(row)
 
 
 @pytest.mark.parametrize("bug", TOKEN_BUGS)
@@ -62,7 +68,7 @@ def test_nothing_is_named_beside_zeros() -> None:
 
 
 def test_the_catalogue_has_every_row_of_the_zoo() -> None:
-    assert {row.bug for row in ROWS} | set(TOKEN_BUGS) <= set(BUGS)
+    assert {row.bug for row in (*ROWS, *MIXTURES)} | set(TOKEN_BUGS) <= set(BUGS)
 
 
 def test_a_class_of_pairs_is_named_whole_in_every_layer() -> None:
