@@ -26,7 +26,7 @@ plan.finish(1, 0, 1, 32, [out])
 plan.write(q, np.ones((1, 16), np.float32))
 def run(block, block_size, **other):
     counts = dict(tokens=1, seqs=1, rows=0, size=block_size, groups=1, width=1)
-    columns = dict(token_id=0, position=0, start=0, end=1, context=1, slot=0, block=block)
+    columns = dict(token_id=0, position=0, start=0, end=1, context=1, reads=-1, writes=-1, slot=0, block=block)
     numbers = counts | columns
     plan.run(np.array(list((numbers | other).values()), np.int32))
 """
@@ -76,7 +76,7 @@ def test_numbers_that_end_early_or_late_are_refused() -> None:
 
 
 def test_a_step_without_the_cache_group_is_refused() -> None:
-    assert "cache group" in refusal(STEP + "plan.run(np.array([1, 1, 0, 16, 0, 0, 0, 0, 1, 1], np.int32))")
+    assert "cache group" in refusal(STEP + "plan.run(np.array([1, 1, 0, 16, 0, 0, 0, 0, 1, 1, -1, -1], np.int32))")
 
 
 @pytest.mark.parametrize("use", ["plan.write(x, np.ones((1, 2**20), np.float32))", "plan.read(x)"])

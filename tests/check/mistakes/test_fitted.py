@@ -38,7 +38,7 @@ def _context(num_tokens: int) -> Context:
 def _found(beside: dict[str, int], mistake: dict[str, object], seed: int) -> list[dict[str, object]]:
     """What is fitted to the output of a node with both, where the first is known."""
     context = _context(40)
-    node = changed(Node("q_rope", "rope", ("q",), {"rope": RopeConfig(theta=10_000.0)}), beside)
+    node = changed(Node("q_rope", "rope", ("q",), {"dim": HEAD_DIM, "rope": RopeConfig(theta=10_000.0)}), beside)
     x = np.random.default_rng(seed).standard_normal((40, 3, HEAD_DIM))
     got = evaluate(changed(node, mistake), [x], context, F64)
     return [dict(params) for v in fits(node, [x], got, context) for params in v.edits.values()]
@@ -73,7 +73,7 @@ def test_a_base_of_five_digits_is_found_in_float32_beside_a_scaling(rope_type: R
     """Of heads so short that the turn from one token to the next does not say the fifth digit."""
     rope = RopeConfig(theta=1e6, rope_type=rope_type, factor=4.0, original_max_position_embeddings=128)
     wrong = RopeConfig(theta=float(theta)) if rope_type == "default" else replace(rope, theta=float(theta))
-    node = Node("q_rope", "rope", ("q",), {"rope": rope})
+    node = Node("q_rope", "rope", ("q",), {"dim": 8, "rope": rope})
     x = np.random.default_rng(seed).standard_normal((24, 3, 8)).astype(np.float32)
     context = _context(24)
     got = evaluate(changed(node, {"rope": wrong}), [x], context, np.dtype(np.float32))
@@ -87,7 +87,7 @@ def test_the_factor_of_a_scaling_is_found(rope_type: RopeType, factor: float, se
     rope = RopeConfig(theta=500.0, rope_type=rope_type, factor=4.0, original_max_position_embeddings=64)
     wrong = replace(rope, factor=factor, attention_factor=1.25 if rope_type == "yarn" else 1.0)
     context = _context(40)
-    node = Node("q_rope", "rope", ("q",), {"rope": rope})
+    node = Node("q_rope", "rope", ("q",), {"dim": HEAD_DIM, "rope": rope})
     x = np.random.default_rng(seed).standard_normal((40, 3, HEAD_DIM))
     got = evaluate(changed(node, {"rope": wrong}), [x], context, F64)
     found = [v.edits["q_rope"].get("rope") for v in fits(node, [x], got, context)]
@@ -144,7 +144,7 @@ class OneNorm:
 def test_an_element_of_a_norm_over_all_heads_is_found(column: int, beside: dict[str, float]) -> None:
     context = _context(20)
     context.weights = OneNorm()  # type: ignore[assignment]
-    node = changed(Node("q_norm", "norm", ("q",), {"weight": "w", "eps": 1e-6}), beside)
+    node = changed(Node("q_norm", "norm", ("q",), {"weight": "w", "eps": 1e-6, "plus_one": False}), beside)
     x = np.random.default_rng(column).standard_normal((20, 3, 8))
     got = evaluate(changed(node, {"elements": ((column, 0.5),)}), [x], context, F64)
     details = [v.detail for v in fits(node, [x], got, context) if v.bug == "weight-element"]
@@ -155,7 +155,7 @@ def test_an_element_of_a_norm_over_all_heads_is_found(column: int, beside: dict[
 def test_the_eps_of_a_norm_over_all_heads_is_found(eps: float, outside: dict[str, bool]) -> None:
     context = _context(20)
     context.weights = OneNorm()  # type: ignore[assignment]
-    node = Node("q_norm", "norm", ("q",), {"weight": "w", "eps": 1e-6})
+    node = Node("q_norm", "norm", ("q",), {"weight": "w", "eps": 1e-6, "plus_one": False})
     x = np.random.default_rng(1).standard_normal((20, 3, 8))
     got = evaluate(changed(node, {"eps": eps, **outside}), [x], context, F64)
     assert {"eps": eps, **outside} in [dict(v.edits["q_norm"]) for v in fits(node, [x], got, context)]
