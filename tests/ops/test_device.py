@@ -19,7 +19,21 @@ from karat.checkpoint.weights import Weight
 from karat.config import Activations, RopeConfig
 from karat.errors import CapacityError, ExecutorError, NumericsError
 from karat.ops import device, device_ops
-from karat.ops.api import OPS, Clamp, GatherColumns, HeadGroups, PagedAttention, Routing
+from karat.ops.api import (
+    OPS,
+    CausalConv,
+    Clamp,
+    Decay,
+    DeltaRule,
+    GatherColumns,
+    HeadGroups,
+    L2Norm,
+    Mul,
+    PagedAttention,
+    Routing,
+    Sigmoid,
+    Split,
+)
 from karat.ops.device import EmulatedOps, missing
 from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
@@ -270,9 +284,15 @@ def test_weights_are_read_back_as_they_were_stored() -> None:
         np.testing.assert_array_equal(held.data, weight.stored)
 
 
-def test_every_op_has_a_function() -> None:
+RECURRENT = {CausalConv, Decay, DeltaRule, L2Norm, Mul, Sigmoid, Split}  # of layers that keep states
+
+
+def test_every_op_has_a_function_or_is_refused_by_name() -> None:
     """Or is told apart before: attention by its observer, columns by DeviceOps, which exchanges them between ranks."""
-    assert {*OPS} - {*device_ops._FUNCTIONS} == {PagedAttention, GatherColumns}
+    assert {*OPS} - {*device_ops._FUNCTIONS} == {PagedAttention, GatherColumns} | RECURRENT
+    ops, x = both()[1], np.ones((2, 4), np.float32)
+    with pytest.raises(ExecutorError, match="Sigmoid: a GPU has no kernels for this op yet"):
+        ops.sigmoid(x, name="gate")
 
 
 @pytest.mark.parametrize("renormalised", [True, False])
