@@ -30,7 +30,7 @@ WEB_FILES := $(wildcard src/karat/server/page/static/*.js src/karat/server/page/
 
 .PHONY: help
 help:
-	@echo "make demo    from a fresh clone to a story on the terminal (no torch)"
+	@echo "make demo    builds everything from a fresh clone, kernels too, and tells a story (no torch)"
 	@echo "make test    lint, types, import direction and all tests"
 	@echo "make lint    ruff, mypy, clang-format and oxfmt only"
 	@echo "make test-long all tests, soaks, sweeps and live peers included; keeps a log in $(LOGS)"

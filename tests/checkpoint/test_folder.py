@@ -107,6 +107,25 @@ class TestOtherFolders:
     def test_empty(self, tmp_path: Path) -> None:
         assert "expected model.safetensors or model.safetensors.index.json, found nothing" in refused(tmp_path)
 
+    @pytest.mark.parametrize(
+        ("file", "content", "named"),
+        [
+            ("publisher/name-GGUF/name-Q4_0.gguf", b"GGUF", "publisher/name-GGUF/name-Q4_0.gguf"),
+            ("models/blobs/sha256-0a", b"GGUF\3", "models/blobs/sha256-0a"),
+            ("models--org--name/snapshots/0a/config.json", b"{}", "models--org--name/snapshots/0a"),
+            ("models/blobs/sha256-0b", b"{}", None),
+            ("a/b/c/d/e/f/name.gguf", b"GGUF", None),
+        ],
+    )
+    def test_the_root_of_a_store_names_what_is_inside(
+        self, tmp_path: Path, file: str, content: bytes, named: str | None
+    ) -> None:
+        """LM Studio's, Ollama's, the hub's cache; only so deep."""
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_bytes(content)
+        message = refused(tmp_path)
+        assert message.endswith(f"is this the model? There is {tmp_path / named}" if named else "is this the model?")
+
     def test_other_files_are_listed(self, tmp_path: Path) -> None:
         for number in range(12):
             (tmp_path / f"note{number:02}\n.txt").touch()

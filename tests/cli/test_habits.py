@@ -1,5 +1,6 @@
 """Options of other engines: what means the same is taken, what has no effect is named, the rest gets an answer."""
 
+import json
 import re
 from pathlib import Path
 
@@ -258,3 +259,22 @@ def test_an_open_schema_whose_answer_was_cut_is_told_how_to_close(karat_here: Ka
         done = karat_here(*ask, schema)
         assert done.stderr.count('"additionalProperties": false in the schema closes an object') == is_told
     assert "additionalProperties" not in karat_here(*ask, '{"type": "object", "maxProperties": 0}').stderr
+
+
+def test_a_model_where_a_text_belongs(tmp_path: Path, karat_here: Karat) -> None:
+    """llama-perplexity reads a text on stdin."""
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    done = karat_here("perplexity", str(tmp_path / "a.gguf"), stdin="text")
+    assert (
+        done.returncode == 2
+        and f"is a model and no text; for a text on stdin: karat perplexity {tmp_path}" in done.stderr
+    )
+
+
+def test_lengths_between_commas(karat_here: Karat) -> None:
+    """As llama-bench takes them."""
+    done = karat_here(
+        "bench", "--shape", "tiny", "-q", "-p", "8,16", "-n", "2", "--repeat", "1", "--context", "0", "--json"
+    )
+    assert [row["prompt_tokens"] for row in json.loads(done.stdout)["rows"] if row["kind"] == "prefill"] == [8, 16]
+    assert "expected a number of tokens, or several such as 64,128" in karat_here("bench", "-p", "8,x").stderr

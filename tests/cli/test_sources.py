@@ -196,6 +196,12 @@ def test_no_prompt_is_a_usage_error(content: bytes, terminal: bool, monkeypatch:
         resolve([], None, None)
 
 
+def test_a_model_without_a_prompt_on_a_terminal_may_want_a_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe(monkeypatch, b"", terminal=True)
+    with pytest.raises(UsageError, match="to talk with the model: karat chat tale"):
+        resolve(["tale"], None, None)
+
+
 def test_a_dash_reads_even_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe(monkeypatch, b"typed\n", terminal=True)
     assert resolve(["-"], None, None).prompt == "typed"

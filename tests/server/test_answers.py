@@ -183,6 +183,8 @@ def test_names_of_the_model(server: Running) -> None:
     assert listed["id"] == "karat-embedded"
     assert server.ask("/v1/models/karat-embedded").json == listed
     assert server.chat(model="karat-embedded", max_tokens=1).json["model"] == "karat-embedded"
+    for name in ("", "karat-embedded.gguf"):  # as LM Studio's clients and llama.cpp's name it
+        assert server.chat(model=name, max_tokens=1).json["model"] == "karat-embedded"
     missing = server.chat(model="gpt-4")
     assert missing.status == 404 and missing.json["error"]["code"] == "model_not_found"
     assert server.ask("/v1/models/gpt-4").status == 404

@@ -98,6 +98,7 @@ def test_a_body_of_too_many_values_is_not_decoded(most: int, item: bytes, monkey
 def test_an_unknown_field_is_named_with_the_nearest_one() -> None:
     error = refusal(json.dumps({"messages": MESSAGES, "temprature": 1}).encode())
     assert error.param == "temprature" and "did you mean temperature?" in error.message
+    assert "did you mean temperature?" in refusal(json.dumps({"messages": MESSAGES, "temp": 1}).encode()).message
     assert refusal(b'{"prompt": "a", "messages": []}', TEXT).param == "messages"
 
 

@@ -18,6 +18,11 @@ def test_a_route_is_found(route: str, before: str, after: str) -> None:
     assert usual_path(before + route.removeprefix("/v1/") + after) == route
 
 
+@pytest.mark.parametrize("path", ["/v1/health", "//v1/health/", "/health", "/v1/v1/health"])
+def test_health_with_v1_before_it(path: str) -> None:
+    assert usual_path(path) == "/health"
+
+
 @pytest.mark.parametrize(
     "path",
     ["/", "/v1", "/health", "/metrics", "/docs", "/tokenize", "/v2/models", "/nothing", "/page/main.js", "/v1/nothing"],

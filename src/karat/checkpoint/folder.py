@@ -23,6 +23,8 @@ INDEX = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 32 << 20
 _MAX_STRAYS = 1000  # tensors in the wrong place, after which nothing more is read
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.+-]{0,200}\.safetensors", re.ASCII)
+_MAX_DEPTH = 4  # folders in folders that are looked through for a model: models--org--name/snapshots/COMMIT in a cache
+_MAX_FOLDERS = 64
 _ADAPTERS = ("adapter_config.json", "adapter_model.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -172,10 +174,42 @@ def refusal(place: str, names: Collection[str]) -> str | None:
     return f"{place}: expected {SINGLE} or {INDEX}, found {found}; is this the model?"
 
 
+def _models_inside(folder: Path) -> list[Path]:
+    """Models in the folders of a folder, such as the root of LM Studio, of Ollama or of the hub's cache."""
+    found: list[Path] = []
+    level = [folder]
+    for _ in range(_MAX_DEPTH):
+        level = [path for above in level for path in _listed(above) if path.is_dir()][:_MAX_FOLDERS]
+        for path in level:
+            names = _listed(path)
+            if path / "config.json" in names:
+                found.append(path)
+            found += [name for name in names if name.suffix == ".gguf"]
+            if path.name == "blobs" and path.parent.name == "models":  # Ollama's files have no ending
+                found += [name for name in names if name.name.startswith("sha256-") and _begins_as_gguf(name)]
+    return found
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        return False
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())[:_MAX_FOLDERS]
+    except OSError:
+        return []
+
+
 def _weight_files(folder: Path) -> Mapping[str, str]:
     """The index's map (tensor -> file name); empty if there is only `model.safetensors`."""
     if reason := refusal(str(folder), sorted(file.name for file in folder.iterdir())):
-        raise CheckpointError(reason)
+        inside = _models_inside(folder)
+        raise CheckpointError(reason + (f" There is {listed([str(path) for path in inside], 3)}" if inside else ""))
     single, index = member(folder, SINGLE), member(folder, INDEX)
     if index is None:
         return {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,8 +49,8 @@ def bench(
     ] = None,
     quantize: Annotated[str | None, typer.Option(metavar="TYPE", help="Run on weights as q8_0 or q4_0.")] = None,
     prompt_tokens: Annotated[
-        list[int] | None,
-        typer.Option("-p", "--prompt-tokens", metavar="N", help="Prefill N tokens (default: 512); repeatable."),
+        list[str] | None,
+        typer.Option("-p", "--prompt-tokens", metavar="N", help="Prefill N tokens (default: 512); N,N or repeatable."),
     ] = None,
     gen_tokens: Annotated[
         int, typer.Option("-n", "--gen-tokens", metavar="N", help="Steps of decode in each turn.")
@@ -139,7 +140,7 @@ def bench(
         threads=threads,
         stored=weights or quantize or "bf16",
         quantize=quantize if shape is None else None,
-        prompt_tokens=tuple(prompt_tokens or ()),
+        prompt_tokens=_numbers(prompt_tokens or ()),
         gen_tokens=gen_tokens,
         batch=batch,
         context=context,
@@ -160,6 +161,14 @@ def bench(
     emit(json.dumps(result, indent=2, ensure_ascii=False) + "\n" if as_json else as_text(result))
     if plot is not None:  # last, because it may still fail
         write_plot(plot, roofline(result))
+
+
+def _numbers(texts: Sequence[str]) -> tuple[int, ...]:
+    """Of each text one number, or several between commas."""
+    try:
+        return tuple(int(part) for text in texts for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"-p {' '.join(texts)}: expected a number of tokens, or several such as 64,128") from None
 
 
 def check_plot(plot: Path | None) -> None:

@@ -111,6 +111,8 @@ def _read(file: Path) -> str:
         try:
             with file.open("rb") as opened:
                 content = opened.read(MAX_PIPE_BYTES + 1)
+            if content.startswith(b"GGUF"):
+                raise UsageError(f"{file}: is a model and no text; for a text on stdin: karat perplexity {file} -")
             if len(content) > MAX_PIPE_BYTES:
                 raise UsageError(f"{file}: has more than {MAX_PIPE_BYTES} bytes; expected a text; give a part of it")
             text = content.decode()

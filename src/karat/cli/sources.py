@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def resolve(words: Sequence[str], model: str | None, prompt: str | None) -> Mode
         if model is not None and (fault := absent(model)) is not None:
             raise fault  # do not wait for a prompt that no model will read
         try:
-            prompt = _read_pipe(asked=prompt == "-")
+            prompt = _read_pipe(model, asked=prompt == "-")
         except UsageError as error:
             if reading is not None:
                 error.add_note(reading)
@@ -133,9 +134,10 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
-def _read_pipe(*, asked: bool) -> str:
+def _read_pipe(model: str | None, *, asked: bool) -> str:
     if sys.stdin is None or (is_terminal(sys.stdin) and not asked):
-        raise UsageError('no prompt; write for example: karat run "Once upon a time", or pipe a text in')
+        talk = f"; to talk with the model: karat chat {shlex.quote(model)}" if model is not None else ""
+        raise UsageError(f'no prompt; write for example: karat run "Once upon a time", or pipe a text in{talk}')
     text = piped_text("the prompt")
     if not text:
         raise UsageError('no prompt: stdin is empty; write for example: karat run "Once upon a time"')

@@ -155,9 +155,9 @@ class Answering:
     def _model_name(self, asked: str | None) -> str:
         """The model's name for the answer. 404 for a model that is not served."""
         names = self._settings.model_names
-        if asked is None:
+        if not asked:
             return names[0]
-        if asked not in names:
+        if asked not in names and (asked := asked.removesuffix(".gguf")) not in names:
             text = f"there is no model {asked!r} here; served is {', '.join(names)} (--served-model-name)"
             raise ApiError(404, text, param="model", code="model_not_found")
         return asked

@@ -146,7 +146,8 @@ def _literals(kind: Any) -> tuple[object, ...]:
 
 
 def _unknown(name: str, fields: Mapping[str, Field], within: str) -> str:
-    close = get_close_matches(name[:80], [f.name for f in fields.values() if f.kind != "refused"], 1, 0.75)
+    known = [f.name for f in fields.values() if f.kind != "refused"]
+    close = get_close_matches(name[:80], known, 1, 0.75) or [full for full in known if full.startswith(name)][:1]
     advice = f"did you mean {close[0]}?" if close else "leave it out; GET /docs lists the fields"
     return f"there is no field {shown(within + name)}; {advice}"
 

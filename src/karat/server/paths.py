@@ -10,6 +10,7 @@ _V1 = "/v1"
 _MODELS = "/models"
 _ANSWERING = [route for protocol in PROTOCOLS for route, _ in protocol.answers]
 _ROUTES = {route.removeprefix(_V1) for route in (*_ANSWERING, VERIFY, COMPARE, _V1 + _MODELS)}
+_ALONE = ("/health", "/ready", "/metrics", "/version")  # of the server itself, also with /v1 before them
 _NONE_YET = "embeddings and scores of texts are not there yet"
 _OF_OTHERS = {  # routes of llama.cpp, vLLM and Ollama, without /v1
     **dict.fromkeys(("/completion", "/generate", "/api/generate"), "use /v1/completions"),
@@ -37,7 +38,7 @@ def usual_path(path: str) -> str:
         path = path.removeprefix(_V1)
     if path in _ROUTES or path.startswith(f"{_MODELS}/"):
         return _V1 + path
-    return path
+    return path.removeprefix(_V1) if path.removeprefix(_V1) in _ALONE else path
 
 
 def advice_on(path: str) -> str:
