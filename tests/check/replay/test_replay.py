@@ -83,9 +83,8 @@ def _check_healthy(subject: Subject, trace: Trace, name: str) -> None:
         assert finding.ratio < LIMIT / 2, f"{name}: {finding}"
     comparison = compare(replay)
     assert not any(finding.is_wrong for finding in comparison.local)
-    assert max(drift.ratio for drift in comparison.drift) < 50, (
-        f"{name}: {max(comparison.drift, key=lambda d: d.ratio)}"
-    )
+    for drift in comparison.drift:  # a decay is a power of up to 16 times what came before
+        assert drift.ratio < (800 if drift.name.endswith(".decay") else 50), f"{name}: {drift}"
 
 
 def test_the_graph_computes_what_the_reference_executor_does() -> None:
