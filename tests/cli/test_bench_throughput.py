@@ -47,7 +47,7 @@ def test_activations_are_those_asked_for(karat: Karat, width: str) -> None:
         ("--num-prompts 0", "--num-prompts 0"),
         ("--seed -1", "--seed -1"),
         ("--tokens x", "--tokens x"),
-        ("--activations int9", "activations='int9': expected one of"),
+        ("--activations int9", "--activations int9: expected one of"),
         ("--peer vllm x --rope-scaling yarn --rope-factor 2", "reads the model's files alone"),
         ("--peer vllm x", "expected llama-batched-bench"),
         ("--peer llama-batched-bench /no/such", "no such program"),

@@ -62,7 +62,7 @@ def test_a_model_without_blocks_says_that_widths_change_nothing(text: str, karat
         (["--against", "float64", "--stride", "4"], "--stride has no meaning with --against"),
         (["--against", "float64", "--executor", "native"], "--executor has no meaning with --against"),
         (["--against", "float64", "--kv-dtype", "float64"], "--kv-dtype float64: expected one of float16"),
-        (["--against", "float64", "--quantize", "q9"], "quantize='q9': expected"),
+        (["--against", "float64", "--quantize", "q9"], "--quantize q9: expected"),
         (["--against", "float64", "--window", "1"], "--window 1: expected 2 to"),
     ],
 )

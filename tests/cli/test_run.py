@@ -287,7 +287,7 @@ def test_missing_kernels_are_mentioned_once(
             "'hello' is no model: no folder, no file, and no name of the form org/name; a "
             'prompt of several words needs quotes: karat run "hello world"',
         ),
-        (7, ["run", "-m", "/no/such/model", "x", "--temperature", "-1"], "temperature=-1.0: expected"),
+        (7, ["run", "-m", "/no/such/model", "x", "--temperature", "-1"], "--temperature -1.0: expected"),
         (7, ["run", "ALPHABET", "x", "--logit-bias", "999=1"], "999"),
         (7, ["run", "ALPHABET", ""], "no tokens"),
         (8, ["run", "ALPHABET", "xyz", "--max-model-len", "3"], "context of 3"),

@@ -15,7 +15,7 @@ from karat.cli.options import Debug, unfolded
 from karat.cli.terminal import emit, tell, writing
 from karat.cli.values import read_plainly
 from karat.config import variables_named
-from karat.errors import UsageError
+from karat.errors import KaratError, UsageError
 
 _EXAMPLES = """
 Examples
@@ -51,7 +51,10 @@ class _Plainer:
 
 
 class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
-    """One command, which also takes what other engines call its options."""
+    """One command, which also takes what other engines call its options.
+
+    An error about an argument of Python's has the name of the option that gave it.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         options = [each for each in self.get_params(ctx) if isinstance(each, typer.core.TyperOption)]
@@ -74,6 +77,20 @@ class _Command(_Plainer, typer.core.TyperCommand):  # type: ignore[misc]
                 _keep_what_is_like(error)
                 raise
             raise UsageError(answer) from error
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KaratError as error:
+            for each in self.get_params(ctx):
+                said = f"{each.name}={ctx.params.get(each.name)!r}: "
+                if isinstance(each, typer.core.TyperOption) and str(error).startswith(said):
+                    rest = (
+                        str(error).removeprefix(said).replace("expected None or ", "expected ").replace(", or None", "")
+                    )
+                    error.args = (f"{each.opts[-1]} {ctx.params[each.name]}: {rest}", *error.args[1:])
+                    break
+            raise
 
 
 def _keep_what_is_like(error: Exception) -> None:
