@@ -143,6 +143,10 @@ void elementwise(const Kernels& kernels) {
             }
         }
     }
+    kernels.sigmoid(x.data(), out.data(), x.size());
+    print("sigmoid", out.data(), out.size());
+    kernels.mul(x.data(), x.data(), out.data(), x.size());
+    print("mul", out.data(), out.size());
     kernels.scale(x.data(), -0.3f, out.data(), x.size());
     print("scale", out.data(), out.size());
     const std::vector<float> of_pairs = numbers(5 * 1003, 5), by = numbers(5, 7);
@@ -154,6 +158,58 @@ void elementwise(const Kernels& kernels) {
     for (float& value : x) value = std::fabs(value) < 1e15f ? value : 1.5f;
     kernels.rms_norm(x.data(), numbers(x.size(), 3).data(), 1e-6, out.data(), 1, x.size());
     print("norm", out.data(), out.size());
+}
+
+// A convolution, decays of every kind of number, and a state over 40 tokens; of a head of 200 columns, which end in the
+// middle of a strip and of a vector.
+void recurrence(const Kernels& kernels) {
+    constexpr std::size_t kTokens = 40, kChannels = 83, kTaps = 4, kKeyDim = 24, kValueDim = 200, kPadded = 208;
+    std::vector<float> out(kTokens * kValueDim);
+    const std::vector<float> x = numbers(kTokens * kChannels, 81), before = numbers((kTaps - 1) * kChannels, 82);
+    const std::vector<float> filters = numbers(kTaps * kChannels, 83), bias = numbers(kChannels, 84);
+    for (const bool silu : {false, true}) {
+        kernels.causal_conv({.x = x.data(),
+                             .before = before.data(),
+                             .weight = filters.data(),
+                             .bias = silu ? bias.data() : nullptr,
+                             .taps = kTaps,
+                             .channels = kChannels,
+                             .silu = silu,
+                             .out = out.data()},
+                            0, kTokens);
+        print("convolution", out.data(), kTokens * kChannels);
+    }
+    std::vector<float> a, decays, rates, zeros;
+    for (int i = -4000; i < 4000; ++i) a.push_back(static_cast<float>(i) * 0x1p-7f);
+    for (const bool of_log : {false, true}) {
+        rates.assign(a.size(), of_log ? 0.7f : -0.3f);
+        zeros.assign(a.size(), 0.0f);
+        decays.resize(a.size());
+        kernels.decay(a.data(), zeros.data(), rates.data(), of_log, decays.data(), 1, a.size());
+        print("decay", decays.data(), decays.size());
+    }
+    kernels.l2_norm(x.data(), 1e-6, 0.125f, out.data(), kTokens, kChannels);
+    print("length 1", out.data(), kTokens * kChannels);
+    const std::vector<float> q = numbers(kTokens * kKeyDim, 85), k = numbers(kTokens * kKeyDim, 86);
+    const std::vector<float> v = numbers(kTokens * kValueDim, 87), beta = numbers(kTokens, 88);
+    std::vector<float> decay(kTokens, 0.9f), state(kKeyDim * kPadded, 0.0f);
+    const DeltaRuleArgs args{.q = q.data(),
+                             .k = k.data(),
+                             .v = v.data(),
+                             .decay = decay.data(),
+                             .beta = beta.data(),
+                             .out = out.data(),
+                             .key_heads = 1,
+                             .heads = 1,
+                             .k_dim = kKeyDim,
+                             .v_dim = kValueDim};
+    for (std::size_t strip = 0; strip * kStateColumns < kValueDim; ++strip) {
+        float* const held = state.data() + strip * kStateColumns * kKeyDim;
+        kernels.delta_rule(args, 0, 0, strip, 0, 17, held, held);
+        kernels.delta_rule(args, 0, 0, strip, 17, kTokens, held, held);
+    }
+    print("delta rule", out.data(), kTokens * kValueDim);
+    print("state", state.data(), state.size());
 }
 
 // All values of two bytes.
@@ -385,6 +441,7 @@ int main(int argc, char** argv) {
     const IntegerKernels& integers = integer_kernels_for(argv[1]);
     const int threads = std::atoi(argv[2]);
     elementwise(kernels);
+    recurrence(kernels);
     stored_halves(kernels);
     fits(fit_kernels_for(argv[1]));
     sampling();
