@@ -190,12 +190,14 @@ def test_who_waits_too_long_is_told_to_try_later() -> None:
 
 
 def test_a_stream_that_waits_is_pinged() -> None:
-    with serving("--max-num-seqs", "1", "--ping-s", "0.2") as server:
+    with serving("--max-num-seqs", "1", "--ping-s", "0.05") as server:
         running = streaming(server)
         waiting = connected(server, request_bytes(TEXT, LONG | {"stream": True, "max_tokens": 1}))
         received = b""
         while received.count(b": ping\n\n") < 3:
-            received += waiting.recv(65536)
+            part = waiting.recv(65536)
+            assert part, received  # the first answer ended too soon
+            received += part
         assert received.startswith(b"HTTP/1.1 200 OK") and b"data:" not in received
         running.close()
         assert b"data: [DONE]" in everything(waiting)

@@ -156,6 +156,8 @@ def changed(stored: str, block: Blocks, others: Blocks, how: str, rng: np.random
         new = block.copy()
         if how == "number":
             new[rng.integers(*layout.numbers)] ^= np.uint8(1 << rng.integers(8))
+        elif how == "scale" and stored == "MXFP4":  # an exponent, in a byte
+            new[0] += rng.choice([2, 3, 4, 5])
         elif how == "scale":
             at = layout.halves[0][0] if layout.halves else 0
             new[at : at + 2] = (new[at : at + 2].view("<f2") * rng.choice([-1, 0, 0.5, 2])).astype("<f2").view(np.uint8)
@@ -223,6 +225,7 @@ def test_the_levels_are_those_that_are_read(stored: str) -> None:
         ends.append(format_.dequantize(blocks_of_one).astype(np.float64))
     with np.errstate(all="ignore"):
         place = (format_.dequantize(blocks) - ends[0]) / (ends[1] - ends[0]) * np.ptp(layout.levels) + layout.levels[0]
-    known = np.isfinite(place)
+    with np.errstate(all="ignore"):  # of levels that differ in few digits nothing is known
+        known = np.isfinite(place) & (np.abs(ends[1] - ends[0]) > 1e-3 * np.maximum(*np.abs(ends)))
     nearest = np.abs(place[known][:, None] - layout.levels).min(axis=1)
     assert known.mean() > 0.5 and np.quantile(nearest, 0.9) < 0.01 and len(np.unique(np.rint(place[known]))) > 2
