@@ -1,9 +1,9 @@
 """Karat's logits against transformers' on random models of every family.
 
 Tolerances. float32: 1e-4 of the logits' own deviation; both sides round to float32 at every op (2⁻²⁴ relative each, a
-few hundred roundings deep), and transformers' float32 RoPE angles may differ in their last bit. Where more of it adds
-up, as in a state over 200 tokens, four times what transformers' own float32 is off from its float64. float64: 1e-9
-absolute, the same depth of float64 roundings (2⁻⁵³) with a wide margin.
+few hundred roundings deep), and transformers' float32 RoPE angles may differ in their last bit. A state of a recurrent
+layer adds up 200 tokens' roundings: there four times what transformers' own float32 is off from its float64 is
+allowed, where that is more. float64: 1e-9 absolute, the same depth of float64 roundings (2⁻⁵³) with a wide margin.
 
 Covers: karat.layers.norm, karat.models.hybrids.
 """
@@ -14,6 +14,7 @@ import random
 import numpy as np
 import pytest
 
+from karat.kv.groups import State
 from karat.models.families import FAMILIES
 from karat.ops.reference import ReferenceOps
 from karat.ops.rope_table import inverse_frequencies
@@ -61,8 +62,10 @@ def test_logits_equal_transformers(family: str, index: int) -> None:
     assert double.dtype == torch.float64
     (logits,) = forward.run(truth, [ids])
     assert np.abs(logits - double.numpy()).max() <= 1e-9
-    theirs = np.abs(single - double.numpy()).max()
-    assert np.abs(narrow - single).max() <= max(1e-4 * single.std(), 4 * theirs)
+    limit = 1e-4 * single.std()
+    if any(isinstance(keep, State) for keep in truth.keeps):
+        limit = max(limit, 4 * np.abs(single - double.numpy()).max())
+    assert np.abs(narrow - single).max() <= limit
 
 
 def _mean_largest_weight(attentions: tuple["torch.Tensor", ...]) -> float:
