@@ -54,7 +54,8 @@ class LayerShape:
     """The sizes of one layer, for all ranks together.
 
     A token sees `window` keys, itself included; None means all. `rope` turns q and k by position; None turns nothing.
-    It turns the first `rotary_dim` numbers of a head; None means all.
+    It turns the first `rotary_dim` numbers of a head; None means all. With `growth` all of q, which is turned then, is
+    also multiplied by 1 + growth · ln(1 + ⌊position / original length⌋); the length is RoPE's.
     """
 
     num_heads: int
@@ -64,6 +65,7 @@ class LayerShape:
     window: int | None
     rope: RopeConfig | None
     rotary_dim: int | None = None
+    growth: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -77,6 +79,11 @@ class LayerShape:
         if not 0 < dim <= self.head_dim:
             raise ConfigError(f"{dim} numbers of a head are turned, of {self.head_dim}: expected 2 to all of them")
         rope, num_pairs = self.rope, dim // 2
+        if self.growth and (rope is None or rope.original_max_position_embeddings < 1 or dim != self.head_dim):
+            raise ConfigError(
+                f"q grows by {self.growth} with the position, which is supported only with a RoPE of whole heads that "
+                "has an original length, as yarn and llama3 have; check rope_parameters"
+            )
         if rope is not None and rope.rope_type == "factors" and len(rope.factors) != num_pairs:
             raise ConfigError(f"{len(rope.factors)} factors of RoPE; expected one for each of {num_pairs} pairs")
 

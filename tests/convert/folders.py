@@ -31,6 +31,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "qwen2",
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16.0, "original_max_position_embeddings": 32},
     },
+    "ministral3": {
+        "model_type": "ministral3",
+        "head_dim": 32,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 32},
     "mistral with a window": {"model_type": "mistral", "sliding_window": 24, "head_dim": 32},
     "mistral with a window for every context": {"model_type": "mistral", "sliding_window": 128, "head_dim": 32},

@@ -1,9 +1,9 @@
 """config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over.
 
 Covers: karat.models.family, karat.models.gpt_oss, karat.models.granite, karat.models.llama, karat.models.mistral,
-karat.models.qwen2, karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral,
-karat.models.mixtures, karat.models.olmo2,
-karat.models.olmoe, karat.models.reader, karat.models.seed_oss, karat.models.smollm3.
+karat.models.ministral3, karat.models.qwen2, karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe,
+karat.models.mixtral, karat.models.mixtures, karat.models.olmo2, karat.models.olmoe, karat.models.reader,
+karat.models.seed_oss, karat.models.smollm3.
 """
 
 import copy
@@ -57,6 +57,7 @@ EXTRA: dict[str, dict[str, Any]] = {
         "attention_bias": True,
     },
     "llama": {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "head_dim": 8},
+    "ministral3": {"sliding_window": 64, "head_dim": 12, "llama_4_scaling_beta": 0.1},
     "mistral": {"sliding_window": 64, "head_dim": 12},
     "qwen2": {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 2},
     "qwen3": {
@@ -329,6 +330,22 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     ("granite", {"logits_scaling": 0}, "logits_scaling=0.0"),
     ("granite", {"logits_scaling": True}, "logits_scaling=True"),
+    (
+        "ministral3",
+        {"llama_4_scaling_beta": ..., "rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "rope_parameters: llama_4_scaling_beta is missing",
+    ),
+    (
+        "ministral3",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.2}},
+        "llama_4_scaling_beta=0.1 and rope_parameters.llama_4_scaling_beta=0.2 disagree",
+    ),
+    (
+        "ministral3",
+        {"rope_parameters": {"rope_type": "default"}},
+        "q grows by 0.1 with the position, which is supported only with a RoPE",
+    ),
+    ("ministral3", {"layer_types": ["full_attention"] * 4}, "layer_types"),
     ("smollm3", {"no_rope_layers": [1, 0]}, "1 (RoPE) or 0 for each of 4 layers"),
     ("smollm3", {"no_rope_layers": [1, 1, 1, 2]}, "1 (RoPE) or 0 for each of 4 layers"),
     ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval=0"),
@@ -510,6 +527,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     changes: list[dict[str, Any]] = []
     if family not in (
         "gpt_oss",
+        "ministral3",
         "mistral",
         "mixtral",
         "qwen2_moe",

@@ -146,8 +146,8 @@ def test_what_the_hub_states_of_mistral_small_3_1() -> None:
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "a text model that Karat lacks": (
-        {"text_config": {"model_type": "ministral3"}},
-        "text_config.model_type='ministral3' is not supported in a model of the type mistral3; Karat has mistral there",
+        {"text_config": {"model_type": "mistral4"}},
+        "text_config.model_type='mistral4' is not supported in a model of the type mistral3; Karat has mistral, minis",
     ),
     "no text model": ({"text_config": None}, "text_config=None: expected an object"),
     "another architecture": (

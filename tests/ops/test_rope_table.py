@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.config import RopeConfig
-from karat.ops.rope_table import cos_sin, cos_sin_table, inverse_frequencies
+from karat.ops.rope_table import cos_sin, cos_sin_table, growths, inverse_frequencies
 
 
 def exact_cos_sin(angle: float) -> tuple[Decimal, Decimal]:
@@ -56,6 +56,25 @@ def test_table_is_rounded_once() -> None:
     np.testing.assert_array_equal(narrow.cos, wide.cos.astype(np.float32))
     np.testing.assert_array_equal(narrow.sin, wide.sin.astype(np.float32))
     np.testing.assert_allclose(np.hypot(wide.cos, wide.sin), 1.25, rtol=1e-15)
+
+
+def test_growth_is_transformers_and_multiplies_the_table() -> None:
+    """To a last bit of float32: torch's logarithm is not always rounded correctly."""
+    torch = pytest.importorskip("torch")
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    rope = RopeConfig(theta=1e4, rope_type="yarn", factor=4.0, original_max_position_embeddings=7)
+    positions = np.arange(3000)
+    factors = growths(rope, 0.1, positions)
+    theirs = get_llama_4_attn_scale(torch.tensor([positions.tolist()]), 0.1, 7).numpy().reshape(-1)
+    np.testing.assert_allclose(factors, theirs, rtol=2.0**-22)
+    assert factors[[0, 6, 7]] == pytest.approx([1, 1, 1 + 0.1 * np.log(2)], rel=1e-7)
+    grown, plain = (
+        cos_sin_table(rope, head_dim=8, num_positions=3000, dtype=np.dtype(np.float64), growth=growth)
+        for growth in (0.1, 0.0)
+    )
+    np.testing.assert_array_equal(grown.cos, plain.cos * factors[:, None])
+    np.testing.assert_array_equal(grown.sin, plain.sin * factors[:, None])
 
 
 @pytest.mark.parametrize("index", range(40))

@@ -2,9 +2,11 @@
 
 Every float32 in its code becomes float64. RoPE's frequencies and angles stay float32: the model was trained with
 them, so they define it and are no rounding. Their cosine and sine are float64. torch's float32 power is not always
-rounded correctly, so the caller gives the frequencies, which are checked against torch's.
+rounded correctly, so the caller gives the frequencies, which are checked against torch's. The growth of q by position
+is float32, too, and of its logarithm the same is true.
 """
 
+import sys
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
+
+from karat.config import RopeConfig
+from karat.ops.rope_table import growths
 
 
 class Widen(TorchFunctionMode):
@@ -42,6 +47,14 @@ class InFloat64:
         self._frequencies = frequencies
         self._copies = 1 if "GptOss" in type(self._rotary).__name__ else 2  # of the angles, in a row
         self._mode = Widen()
+        self._module: Any = sys.modules[type(base).__module__]
+        self._scale = getattr(self._module, "get_llama_4_attn_scale", None)
+
+    def _grow(self, position_ids: torch.Tensor, beta: float, length: int) -> torch.Tensor:
+        rope = RopeConfig(theta=2, original_max_position_embeddings=length)
+        ours = torch.from_numpy(growths(rope, beta, position_ids[0].numpy()))[None, None, :, None]
+        assert self._scale is not None and (ours / self._scale(position_ids, beta, length) - 1).abs().max() <= 2**-22
+        return ours
 
     def _rotate(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         position_ids = position_ids[0] if position_ids.ndim == 3 else position_ids  # of text all three are equal
@@ -52,6 +65,8 @@ class InFloat64:
 
     def __enter__(self) -> None:
         self._rotary.forward = self._rotate
+        if self._scale is not None:
+            self._module.get_llama_4_attn_scale = self._grow
         self._mode.__enter__()
 
     def __exit__(
@@ -59,3 +74,5 @@ class InFloat64:
     ) -> None:
         self._mode.__exit__(kind, error, trace)
         del self._rotary.forward
+        if self._scale is not None:
+            self._module.get_llama_4_attn_scale = self._scale

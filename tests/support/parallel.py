@@ -68,6 +68,16 @@ _OWN: dict[str, dict[str, Any]] = {
         },
     },
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "ministral3": {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        }
+    },
     "qwen3_5_text": {
         "linear_num_key_heads": 4,
         "linear_num_value_heads": 16,

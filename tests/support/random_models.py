@@ -18,6 +18,7 @@ FAMILIES = (
     "gpt_oss",
     "granite",
     "llama",
+    "ministral3",
     "mistral",
     "mixtral",
     "olmo2",
@@ -40,7 +41,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
-    free_head_dim = family.startswith("qwen3") or family in ("gpt_oss", "mistral", "mixtral", "seed_oss")
+    free_head_dim = family.startswith("qwen3") or family in ("gpt_oss", "ministral3", "mistral", "mixtral", "seed_oss")
     if free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
     elif family in ("granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
@@ -71,6 +72,8 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     window = rng.choice([None, 7, 33, 64])
     if family == "mistral":
         config["sliding_window"] = window
+    elif family == "ministral3":
+        config |= {"sliding_window": window, "pad_token_id": 0, "rope_parameters": _growing(rng, config)}
     elif family == "smollm3":
         config |= {"use_sliding_window": window is not None, "sliding_window": window, "pad_token_id": 0}
         config |= rng.choice(
@@ -155,6 +158,17 @@ def _draw_hybrid(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
         "linear_conv_kernel_dim": rng.choice([2, 4, 5]),
         "rope_parameters": config["rope_parameters"] | part,
     }
+
+
+def _growing(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    """RoPE's parameters with the growth of q, which transformers also wants where there is none."""
+    rope = {"original_max_position_embeddings": 16} | config["rope_parameters"]
+    if rope["rope_type"] not in ("llama3", "yarn"):
+        return rope | {"llama_4_scaling_beta": 0.0}
+    rope |= {"llama_4_scaling_beta": rng.choice([0.1, 0.7]), "original_max_position_embeddings": rng.choice([13, 60])}
+    if rope["rope_type"] == "yarn":
+        rope |= {"mscale": 1.0, "mscale_all_dim": rng.choice([1.0, 0.5])}
+    return rope
 
 
 def draw_rope(rng: random.Random, rope_type: str | None = None) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def _window(config: ModelConfig) -> int:
 
 
 def _shape(config: ModelConfig) -> LayerShape:
-    """The shape of all layers, but for their windows and RoPE. ConfigError for layers that differ."""
-    first, *others = (replace(shape, window=None, rope=None) for shape in config.shapes)
+    """The shape of all layers, but for their windows, RoPE and growth. ConfigError for layers that differ."""
+    first, *others = (replace(shape, window=None, rope=None, growth=0.0) for shape in config.shapes)
     if any(shape != first for shape in others):
         raise ConfigError("layers of different sizes cannot be written as GGUF yet; expected layers alike")
     return first
@@ -96,10 +96,11 @@ def _scaling(rope: RopeConfig, truncates: bool) -> Pairs:
         return [("type", string("linear")), ("factor", scalar("FLOAT32", rope.factor))]
     if rope.rope_type != "yarn":
         return []  # llama3 and factors are stored as the tensor rope_freqs.weight
-    if rope.attention_factor != yarn_attention_factor(rope.factor, None, None) or rope.truncate != truncates:
+    is_usual = rope.attention_factor == yarn_attention_factor(rope.factor, None, None)
+    if not (is_usual or rope.attention_factor == 1) or rope.truncate != truncates:
         raise ConfigError(
             f"yarn with attention_factor={rope.attention_factor} and truncate={rope.truncate} cannot be stated in "
-            f"GGUF; expected the default factor and truncate={truncates}"
+            f"GGUF; expected the default factor or 1, and truncate={truncates}"
         )
     return [
         ("type", string("yarn")),
@@ -107,4 +108,5 @@ def _scaling(rope: RopeConfig, truncates: bool) -> Pairs:
         ("original_context_length", scalar("UINT32", rope.original_max_position_embeddings)),
         ("yarn_beta_fast", scalar("FLOAT32", rope.beta_fast)),
         ("yarn_beta_slow", scalar("FLOAT32", rope.beta_slow)),
+        *([] if is_usual else [("yarn_log_multiplier", scalar("FLOAT32", 1.0))]),  # of mscale_all_dim = mscale
     ]

@@ -62,7 +62,9 @@ class Attention(Mixer):
         self._window = shape.window
         self.keeps = Keys(stop - start, head_dim, head_dim, shape.window)
         rotary_dim = head_dim if shape.rotary_dim is None else shape.rotary_dim
-        self.rotations = () if shape.rope is None else (Rotation(shape.rope, rotary_dim),)
+        self.rotations = ()
+        if shape.rope is not None:  # of q and of k
+            self.rotations = (Rotation(shape.rope, rotary_dim, shape.growth), Rotation(shape.rope, rotary_dim))
         self._groups = own_groups(num_heads, num_kv_heads, unit, group)
         normed = (num_heads * head_dim, num_kv_heads * head_dim) if norms_all_heads else (head_dim, head_dim)
         self.q_norm, self.k_norm = (
@@ -83,9 +85,10 @@ class Attention(Mixer):
             q, gate = ops.split(q, shapes, num_heads, names=(f"{self.name}.q", f"{self.name}.gate"))
         if self.q_norm and self.k_norm:
             q, k = self.q_norm(ops, q), self.k_norm(ops, k)
-        for rotation in self.rotations:
-            q = ops.rope(q, ropes[rotation], step, name=f"{self.name}.q_rope")
-            k = ops.rope(k, ropes[rotation], step, name=f"{self.name}.k_rope")
+        if self.rotations:
+            of_q, of_k = self.rotations
+            q = ops.rope(q, ropes[of_q], step, name=f"{self.name}.q_rope")
+            k = ops.rope(k, ropes[of_k], step, name=f"{self.name}.k_rope")
         ops.kv_write(k, v, cache, step)
         out = ops.paged_attention(
             q,

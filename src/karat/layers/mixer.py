@@ -13,10 +13,11 @@ from karat.ops.api import Cache, Ops, RopeTable, Step, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How heads of `head_dim` are turned by position. Layers with equal rotations share a table."""
+    """How heads of `head_dim` are turned by position, and grow with it. Layers with equal rotations share a table."""
 
     rope: RopeConfig
     head_dim: int
+    growth: float = 0.0
 
 
 RopeTables = Mapping[Rotation, RopeTable]

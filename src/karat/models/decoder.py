@@ -52,7 +52,9 @@ class Decoder:
     def rope_tables(self, ops: Executor, num_positions: int) -> RopeTables:
         """The RoPE tables of its layers for positions below `num_positions`, each made once."""
         return {
-            rotation: ops.rope_table(rotation.rope, head_dim=rotation.head_dim, num_positions=num_positions)
+            rotation: ops.rope_table(
+                rotation.rope, head_dim=rotation.head_dim, num_positions=num_positions, growth=rotation.growth
+            )
             for rotation in self.rotations
         }
 

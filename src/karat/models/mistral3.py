@@ -1,13 +1,13 @@
-"""Mistral Small 3.1 and 3.2, Magistral Small 1.1 and later: a Mistral beside a vision encoder (Pixtral)."""
+"""Mistral Small 3.1 and 3.2, Magistral Small, Ministral 3: a Mistral beside a vision encoder (Pixtral)."""
 
 from karat.checkpoint.composite import Composite
 from karat.checkpoint.unused import VISION
-from karat.models import mistral
+from karat.models import ministral3, mistral
 
 COMPOSITE = Composite(
     model_type="mistral3",
     architecture="Mistral3ForConditionalGeneration",
-    texts=(mistral.FAMILY.model_type,),
+    texts=(mistral.FAMILY.model_type, ministral3.FAMILY.model_type),
     parts={"vision_tower.": VISION, "multi_modal_projector.": VISION},
     keys=frozenset(
         """

@@ -170,9 +170,11 @@ class DeviceOps(NativeOps):
             x.read(values)
         return values
 
-    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> DeviceTable:
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int, growth: float = 0.0) -> DeviceTable:
         """Rotations are always the device's; the table is for all layers."""
-        table = cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=np.dtype(np.float32))
+        table = cos_sin_table(
+            rope, head_dim=head_dim, num_positions=num_positions, growth=growth, dtype=np.dtype(np.float32)
+        )
         with self._room("the table of RoPE"):
             return DeviceTable(*(self._device.array(np.ascontiguousarray(part)) for part in (table.cos, table.sin)))
 

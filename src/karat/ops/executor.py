@@ -183,8 +183,8 @@ class Executor(Ops):
         """The tensor that `load` made, read back to be compared with the file."""
 
     @abstractmethod
-    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
-        """Cosine and sine for positions 0 … num_positions - 1 (see karat.ops.rope_table)."""
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int, growth: float = 0.0) -> RopeTable:
+        """Cosine and sine for positions 0 … num_positions - 1, times `growth`'s factors (see karat.ops.rope_table)."""
 
     def available_bytes(self) -> int:
         """Bytes of the executor's memory that a model, its caches and its steps may take."""

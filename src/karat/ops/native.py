@@ -190,8 +190,10 @@ class NativeOps(Executor):
             return Held(loaded.format, loaded.stored())
         return Held("F32", loaded.values().view(np.uint8))
 
-    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> Loaded:
-        table = cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=np.dtype(np.float32))
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int, growth: float = 0.0) -> Loaded:
+        table = cos_sin_table(
+            rope, head_dim=head_dim, num_positions=num_positions, growth=growth, dtype=np.dtype(np.float32)
+        )
         return native().rope_table(np.ascontiguousarray(table.cos), np.ascontiguousarray(table.sin))
 
     def step_bytes(self, shapes: Collection[LayerShape], *, num_seqs: int, context: int) -> int:

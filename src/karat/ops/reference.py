@@ -93,8 +93,8 @@ class ReferenceOps(Executor):
             loaded = loaded.weight.to_array(self.numbers)
         return Held({8: "F64", 4: "F32"}[loaded.itemsize], np.ascontiguousarray(loaded).reshape(-1).view(np.uint8))
 
-    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> CosSin:
-        return cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, dtype=self.numbers)
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int, growth: float = 0.0) -> CosSin:
+        return cos_sin_table(rope, head_dim=head_dim, num_positions=num_positions, growth=growth, dtype=self.numbers)
 
     def cache_bytes(self, spec: CacheSpec) -> int:
         slots = spec.num_blocks * spec.block_size

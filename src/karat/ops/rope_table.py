@@ -42,7 +42,9 @@ def table_bytes(head_dim: int, num_positions: int, itemsize: int) -> int:
     return 2 * 2 * num_positions * (head_dim // 2) * itemsize
 
 
-def cos_sin_table(rope: RopeConfig, *, head_dim: int, num_positions: int, dtype: np.dtype[np.floating]) -> CosSin:
+def cos_sin_table(
+    rope: RopeConfig, *, head_dim: int, num_positions: int, dtype: np.dtype[np.floating], growth: float = 0.0
+) -> CosSin:
     """The table for positions 0 … num_positions - 1."""
     frequencies = inverse_frequencies(rope, head_dim)
     table = CosSin(*(np.empty((num_positions, head_dim // 2), dtype) for _ in range(2)))
@@ -50,10 +52,23 @@ def cos_sin_table(rope: RopeConfig, *, head_dim: int, num_positions: int, dtype:
         stop = min(start + _CHUNK, num_positions)
         positions = np.arange(start, stop, dtype=np.float32)
         angles = positions[:, None] * frequencies[None, :]  # [positions, head_dim / 2] float32
+        factors = (rope.attention_factor * growths(rope, growth, np.arange(start, stop)))[:, None]
         cos, sin = cos_sin(angles.astype(np.float64))
-        table.cos[start:stop] = cos * rope.attention_factor
-        table.sin[start:stop] = sin * rope.attention_factor
+        table.cos[start:stop] = cos * factors
+        table.sin[start:stop] = sin * factors
     return table
+
+
+def growths(rope: RopeConfig, growth: float, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """1 + growth · ln(1 + ⌊position / original length⌋) for each position, in the float32 steps of transformers."""
+    if not growth:
+        return np.ones(len(positions))
+    lengths, index = np.unique(positions // rope.original_max_position_embeddings, return_inverse=True)
+    with localcontext() as context:
+        context.prec = _DIGITS
+        logarithms = np.array([float(Decimal(1 + length).ln()) for length in lengths.tolist()])
+    factors = np.float32(1) + np.float32(growth) * logarithms.astype(np.float32)
+    return factors.astype(np.float64)[index]
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> NDArray[np.float32]:

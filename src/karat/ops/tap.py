@@ -90,8 +90,8 @@ class Tap(Executor):
     def held(self, loaded: Loaded) -> Held:
         return self._inner.held(loaded)
 
-    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int) -> RopeTable:
-        return self._inner.rope_table(rope, head_dim=head_dim, num_positions=num_positions)
+    def rope_table(self, rope: RopeConfig, *, head_dim: int, num_positions: int, growth: float = 0.0) -> RopeTable:
+        return self._inner.rope_table(rope, head_dim=head_dim, num_positions=num_positions, growth=growth)
 
     def available_bytes(self) -> int:
         return self._inner.available_bytes()

@@ -142,13 +142,14 @@ def write_model(
     family = config["model_type"]
     named = {
         "gpt_oss": "gpt-oss",
+        "ministral3": "mistral3",
         "mistral": "llama",
         "mixtral": "llama",
         "qwen3_5_moe_text": "qwen35moe",
         "qwen3_5_text": "qwen35",
     }
     arch = named.get(family, family).replace("_moe", "moe")
-    is_paired = arch in ("granite", "llama", "smollm3")
+    is_paired = arch in ("granite", "llama", "mistral3", "smollm3")
     options = {} if split is None else {"split_max_tensors": split}
     writer = gguf.GGUFWriter(path, arch, **options)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -173,6 +174,8 @@ def write_model(
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if family == "ministral3":
+        writer.add_attn_temperature_scale(config["rope_parameters"]["llama_4_scaling_beta"])
     if family == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])
     if "linear_num_key_heads" in config:
@@ -272,6 +275,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int)
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(factor)
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            if "mscale_all_dim" in rope:
+                writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         case "llama3":
             factors = []
             for frequency in 1 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim):

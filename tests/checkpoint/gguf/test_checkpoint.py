@@ -144,6 +144,7 @@ class TestSameModel:
             raw.pop("sliding_window")
         if raw["rope_parameters"]["rope_type"] == "yarn":  # what else it may state, GGUF does not carry
             kept = ("rope_type", "rope_theta", "factor", "original_max_position_embeddings")
+            kept += ("mscale", "mscale_all_dim", "llama_4_scaling_beta") if family == "ministral3" else ()
             truncate = {"truncate": False} if family == "gpt_oss" else {}
             raw["rope_parameters"] = {key: raw["rope_parameters"][key] for key in kept} | truncate
         expected = read_config(raw)

@@ -150,6 +150,9 @@ def ropes(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
     for detail, roles in (("q and k", ("q", "k")), ("q", ("q",)), ("k", ("k",))):
         for bug, what, params in _rope_params(scope, layer.shape, rope):
             yield bug, f"{what} ({detail})", {f"self_attn.{part}_rope": params for part in roles}
+    if layer.shape.growth:
+        yield "rope-theta", "q does not grow with the position", {"self_attn.q_rope": {"growth": 0.0}}
+        yield "rope-theta", "k grows with the position, too", {"self_attn.k_rope": {"growth": layer.shape.growth}}
 
 
 def biases(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:

@@ -153,7 +153,9 @@ _NODES: Table[_GraphOps] = table_of(
         api.GatherColumns: _GraphOps.gathered,
         api.Qkv: lambda graph, op: graph.layers(op, head_dim=op.head_dim),
         api.GateUp: _GraphOps.layers,
-        api.Rope: lambda graph, op: graph.of(op, "rope", rope=op.table.rope, dim=op.table.head_dim),
+        api.Rope: lambda graph, op: graph.of(
+            op, "rope", rope=op.table.rope, dim=op.table.head_dim, growth=op.table.growth
+        ),
         api.Linears: _GraphOps.layers,
         api.Split: _GraphOps.parts,
         api.KvWrite: _GraphOps.write,

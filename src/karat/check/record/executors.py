@@ -173,10 +173,10 @@ def _add_rope(arrays: dict[str, Array], model: Model, num_tokens: int) -> None:
     """The table of RoPE, if all layers share one: radians per position, and cosine and sine at each token."""
     from karat.ops.rope_table import cos_sin_table, inverse_frequencies
 
-    if len(model.rotations) != 1:
+    tables = {(rotation.rope, rotation.head_dim) for rotation in model.rotations}
+    if len(tables) != 1:
         return
-    (rotation,) = model.rotations
-    rope, head_dim = rotation.rope, rotation.head_dim
+    ((rope, head_dim),) = tables
     table = cos_sin_table(rope, head_dim=head_dim, num_positions=num_tokens, dtype=np.dtype(np.float32))
     arrays["model.rotary_emb.inv_freq"] = inverse_frequencies(rope, head_dim)
     arrays["model.rotary_emb.cos"], arrays["model.rotary_emb.sin"] = table.cos, table.sin

@@ -1,8 +1,8 @@
 """Traces of transformers models, through hooks: what a model really computed, right or faulty.
 
-Nothing is computed a second time. Module outputs and inputs come from forward hooks. q and k after RoPE come from the
-model's own `apply_rotary_pos_emb`. Scores and weights are the argument and the result of the softmax in its eager
-attention.
+Nothing is computed a second time. Module outputs and inputs come from forward hooks. k after RoPE comes from the
+model's own `apply_rotary_pos_emb`, q from what its eager attention is given. Scores and weights are the argument and
+the result of the softmax there.
 """
 
 import inspect
@@ -174,6 +174,7 @@ class Recorder:
         self._parts: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._embedded: torch.Tensor | None = None
         self._layer = 0
+        self._turned: str | None = None  # the layer whose RoPE came last
         self.end = 0  # tokens computed when this step is done
 
     @property
@@ -298,9 +299,8 @@ class Recorder:
     def _watch_rotary(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             q, k = original(*args, **kwargs)
-            prefix = f"model.layers.{self._layer}.self_attn"
-            self._keep(f"{prefix}.q_rope", q.transpose(1, 2))
-            self._keep(f"{prefix}.k_rope", k.transpose(1, 2))
+            self._turned = f"model.layers.{self._layer}.self_attn"
+            self._keep(f"{self._turned}.k_rope", k.transpose(1, 2))
             return q, k
 
         return watched
@@ -308,6 +308,9 @@ class Recorder:
     def _watch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             prefix, has_sinks = f"model.layers.{self._layer}.self_attn", hasattr(args[0], "sinks")
+            if prefix == self._turned:  # q is the attention's, as it may grow after RoPE
+                self._keep(f"{prefix}.q_rope", args[1].transpose(1, 2))
+                self._turned = None
             keep = partial(self._keep_keys, f"{prefix}.scores", empty=-torch.inf)
             with _SoftmaxObserver(keep, has_sinks=has_sinks):
                 output, weights = original(*args, **kwargs)

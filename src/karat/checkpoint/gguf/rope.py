@@ -29,11 +29,12 @@ def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
     attention_factor of the config.json, from which converters write it.
     """
     prefix = f"{arch}.rope.scaling."
-    for key, neutral in (("attn_factor", 1.0), ("alpha", 0.0), ("yarn_log_multiplier", 0.0)):
+    kind = metadata.get(str, f"{prefix}type", "linear")
+    of_others = () if kind == "yarn" else (("yarn_log_multiplier", 0.0),)
+    for key, neutral in (("attn_factor", 1.0), ("alpha", 0.0), *of_others):
         stated = metadata.get(float, prefix + key, neutral)
         if stated != neutral:
             raise ConfigError(f"{prefix}{key}={stated} is not supported; expected {neutral}")
-    kind = metadata.get(str, f"{prefix}type", "linear")
     factor = _factor(metadata, arch)
     share = metadata.get(float, f"{prefix}yarn_ext_factor", _UNSET)
     whole = 1.0 if kind == "yarn" else 0.0  # what is yarn's own, and what leaves it out
@@ -76,6 +77,8 @@ def _yarn(metadata: Metadata, prefix: str, factor: float) -> dict[str, Any]:
             scaling[name] = value
     if (stated := _attention_factor(metadata, prefix, factor)) is not None:
         scaling["attention_factor"] = stated
+    if all_dim := metadata.get(float, f"{prefix}yarn_log_multiplier", 0.0):
+        scaling |= {"mscale": 1.0, "mscale_all_dim": all_dim}
     return scaling
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from karat.check.model.context import Array, Context
 from karat.check.model.kinds import Given, Kind, Replace, right
 from karat.config import RopeConfig
-from karat.ops.rope_table import cos_sin
+from karat.ops.rope_table import cos_sin, growths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,16 +48,26 @@ def rope(a: Rotated) -> Array:
 
 
 def _rope(given: Given) -> Array:
-    return turned(given.inputs[0], given.params["rope"], given.context, given.replace, given.params["dim"])
+    params = given.params
+    return turned(given.inputs[0], params["rope"], given.context, given.replace, params["dim"], growth=params["growth"])
 
 
-def turned(x: Array, config: RopeConfig, context: Context, replace: Replace = right, dim: int | None = None) -> Array:
-    """RoPE of x [tokens, heads, head_dim], or of the first `dim` numbers of each head."""
+def turned(
+    x: Array,
+    config: RopeConfig,
+    context: Context,
+    replace: Replace = right,
+    dim: int | None = None,
+    *,
+    growth: float = 0.0,
+) -> Array:
+    """RoPE of x [tokens, heads, head_dim], or of the first `dim` numbers of each head; the result grows by `growth`."""
     dim = x.shape[-1] if dim is None else dim
     by = replace(angles)(Angles(context.tokens.positions, config, dim, dim, context))
     parts = cos_sin(by * (1 + context.jitter) if context.jitter else by)
-    cos, sin = ((part * config.attention_factor).astype(x.dtype)[:, None] for part in parts)
+    factors = (config.attention_factor * growths(config, growth, context.tokens.positions))[:, None]
+    cos, sin = ((part * factors).astype(x.dtype)[:, None] for part in parts)
     return replace(rope)(Rotated(x, cos, sin, context))
 
 
-KINDS = (Kind("rope", _rope, ("rope", "dim"), roundings=2),)
+KINDS = (Kind("rope", _rope, ("rope", "dim", "growth"), roundings=2),)
