@@ -63,10 +63,12 @@ def loaded(folder: Path, ops: Ops) -> Model:
     return build(read_config(checkpoint.config), ops, checkpoint, num_positions=512)
 
 
-def drawn(key: str, rope_type: str | None = None, **text: Any) -> tuple[dict[str, Any], Any, list[int]]:
+def drawn(
+    key: str, rope_type: str | None = None, family: str = "mistral", **text: Any
+) -> tuple[dict[str, Any], Any, list[int]]:
     """A config.json with these changes to its text model's, a transformers model of it, and a prompt."""
     rng = random.Random(f"{SEED}-mistral3-{key}")
-    raw = random_models.draw_mistral3(rng, rope_type)
+    raw = random_models.draw_mistral3(rng, rope_type, family)
     raw["text_config"] |= text
     hf = random_models.build(raw, rng.randrange(2**31))
     return raw, hf, [rng.randrange(raw["text_config"]["vocab_size"]) for _ in range(PROMPT_LEN)]
@@ -75,7 +77,17 @@ def drawn(key: str, rope_type: str | None = None, **text: Any) -> tuple[dict[str
 @pytest.mark.parametrize("index", CASES)
 def test_logits_equal_transformers(index: int, tmp_path: Path) -> None:
     raw, hf, ids = drawn(str(index), random_models.ROPE_TYPES[index % 4])
-    folder = write(tmp_path / "model", SPELLINGS[index % 3], raw, hf)
+    _compare(write(tmp_path / "model", SPELLINGS[index % 3], raw, hf), hf, ids)
+
+
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_logits_of_a_ministral_equal_transformers(spelling: str, tmp_path: Path) -> None:
+    raw, hf, ids = drawn(spelling, "yarn", "ministral3")
+    _compare(write(tmp_path / "model", spelling, raw, hf), hf, ids)
+
+
+def _compare(folder: Path, hf: Any, ids: list[int]) -> None:
     with torch.no_grad():
         single = hf(torch.tensor([ids])).logits[0].numpy()
     assert single.std() >= 1, "the random model is too tame to test anything"
@@ -142,6 +154,22 @@ def test_what_the_hub_states_of_mistral_small_3_1() -> None:
     assert (config.model_type, config.num_layers, config.num_heads, config.num_kv_heads) == ("mistral", 40, 32, 8)
     assert (config.head_dim, config.rope.theta, config.layer_windows) == (128, 1e9, (None,) * 40)
     assert (config.tie_word_embeddings, config.dtype, config.eos_token_ids) == (False, "bfloat16", ())
+
+
+def test_what_the_hub_states_of_ministral_3() -> None:
+    """In the form of its releases: RoPE names its type twice, and q grows by what is among its parameters."""
+    rope = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0}
+    rope |= {"mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1e6, "rope_type": "yarn"}
+    text = {"attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072}
+    text |= {"initializer_range": 0.02, "intermediate_size": 9216, "max_position_embeddings": 262144}
+    text |= {"model_type": "ministral3", "num_attention_heads": 32, "num_hidden_layers": 26, "num_key_value_heads": 8}
+    text |= {"rms_norm_eps": 1e-05, "rope_parameters": {**rope, "type": "yarn"}, "sliding_window": None}
+    text |= {"use_cache": True, "vocab_size": 131072}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
+    config = read_config(COMPOSITE.text_part(whole, {}).config)
+    assert (config.model_type, config.tie_word_embeddings, config.layer_windows) == ("ministral3", True, (None,) * 26)
+    assert (config.rope.rope_type, config.rope.attention_factor) == ("yarn", 1.0)
+    assert {shape.growth for shape in config.shapes} == {0.1}
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {

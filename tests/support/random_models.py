@@ -198,9 +198,9 @@ def draw_rope(rng: random.Random, rope_type: str | None = None) -> dict[str, Any
     return {"rope_type": "default", "rope_theta": theta}
 
 
-def draw_mistral3(rng: random.Random, rope_type: str | None = None) -> dict[str, Any]:
-    """The config.json of a Mistral with a small vision encoder beside it, as transformers 5 writes it."""
-    text = draw_config(rng, "mistral", rope_type)
+def draw_mistral3(rng: random.Random, rope_type: str | None = None, family: str = "mistral") -> dict[str, Any]:
+    """The config.json of a Mistral or a Ministral 3 with a small vision encoder, as transformers 5 writes it."""
+    text = draw_config(rng, family, rope_type)
     del text["architectures"]
     vision = {"model_type": "pixtral", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1}
     return {
