@@ -71,7 +71,6 @@ class TestNames:
         [
             ("models/nope.gguf", "does not exist; expected a GGUF file"),
             ("nowhere/nope.gguf", "does not exist; expected a GGUF file"),
-            ("models/nope", "does not exist in the folder 'models'; .* for a model of the hub write hf.co/models/nope"),
         ],
     )
     def test_a_path_with_one_slash_is_no_name(
@@ -84,6 +83,20 @@ class TestNames:
         with pytest.raises(pytest.fail.Exception, match="the hub was asked"):
             resolve(f"hf.co/{name.removesuffix('.gguf')}")
         assert absent("https://huggingface.co/org/name/resolve/main/name-Q4_0.gguf") is None
+
+    def test_a_name_whose_first_part_is_a_folder_here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It may be one of the hub all the same, in its cache or there; where it is not, both places are named."""
+        (tmp_path / "models").mkdir()
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(pytest.fail.Exception, match="the hub was asked"):
+            resolve("models/nope")
+
+        def offline(*args: object, **options: object) -> Path:
+            raise HubError("models/nope: not here")
+
+        monkeypatch.setattr("karat.checkpoint.hub.pull", offline)
+        with pytest.raises(HubError, match=r"is not in the folder 'models' here; of the hub: models/nope: not here"):
+            resolve("models/nope")
 
     def test_a_name_of_ollama(self) -> None:
         with pytest.raises(

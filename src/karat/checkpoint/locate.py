@@ -44,7 +44,13 @@ def resolve(model: str | Path, *, revision: str | None = None, progress: bool = 
 
     if not HUB_NAME.fullmatch(plain_name(model)):
         raise unknown(model)
-    return pull(model, revision=revision, progress=progress)
+    try:
+        return pull(model, revision=revision, progress=progress)
+    except HubError as error:
+        folder = model.partition("/")[0]
+        if Path(folder).is_dir():
+            raise HubError(f"{shown(model)}: is not in the folder {shown(folder)} here; of the hub: {error}") from error
+        raise
 
 
 def absent(model: str) -> CheckpointError | None:
@@ -55,12 +61,6 @@ def absent(model: str) -> CheckpointError | None:
         return CheckpointError(f"{shown(model)}: does not exist; expected a GGUF file")
     if model.startswith(PATH_START):
         return CheckpointError(f"{shown(model)}: does not exist; expected a folder of a model, or a GGUF file")
-    first, _, rest = model.partition("/")
-    if rest and os.path.isdir(first):  # noqa: PTH112 - likewise
-        return CheckpointError(
-            f"{shown(model)}: does not exist in the folder {shown(first)}; expected a folder of a model, or a GGUF "
-            f"file; for a model of the hub write hf.co/{model}"
-        )
     return None
 
 
