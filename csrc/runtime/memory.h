@@ -12,7 +12,8 @@ namespace karat {
 // The product of sizes. Throws std::bad_alloc where it is more than memory can have.
 std::size_t product(std::initializer_list<std::size_t> sizes);
 
-// Asks the system to begin to read these bytes of a mapped file, unless their first, middle and last page are in memory.
+// Asks the system to begin to read these bytes of a mapped file, unless their first, middle and last page are in
+// memory.
 void read_ahead(const std::uint8_t* data, std::size_t bytes);
 
 class Memory {
