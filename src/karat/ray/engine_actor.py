@@ -49,7 +49,9 @@ class EngineActor:
         async with self._lock:
             if self._here is None:
                 opening = engine_here(self._open, self._settings, receipts=self._receipts)
-                self._here = await self._stack.enter_async_context(opening)
+                app, llm = await self._stack.enter_async_context(opening)
+                await llm.fingerprint()  # every answer states it, those of an engine that was started again, too
+                self._here = app, llm
         return self._here
 
 

@@ -38,7 +38,9 @@ def _context(num_tokens: int) -> Context:
 def _found(beside: dict[str, int], mistake: dict[str, object], seed: int) -> list[dict[str, object]]:
     """What is fitted to the output of a node with both, where the first is known."""
     context = _context(40)
-    node = changed(Node("q_rope", "rope", ("q",), {"dim": HEAD_DIM, "rope": RopeConfig(theta=10_000.0)}), beside)
+    node = changed(
+        Node("q_rope", "rope", ("q",), {"dim": HEAD_DIM, "growth": 0.0, "rope": RopeConfig(theta=10_000.0)}), beside
+    )
     x = np.random.default_rng(seed).standard_normal((40, 3, HEAD_DIM))
     got = evaluate(changed(node, mistake), [x], context, F64)
     return [dict(params) for v in fits(node, [x], got, context) for params in v.edits.values()]
@@ -73,7 +75,7 @@ def test_a_base_of_five_digits_is_found_in_float32_beside_a_scaling(rope_type: R
     """Of heads so short that the turn from one token to the next does not say the fifth digit."""
     rope = RopeConfig(theta=1e6, rope_type=rope_type, factor=4.0, original_max_position_embeddings=128)
     wrong = RopeConfig(theta=float(theta)) if rope_type == "default" else replace(rope, theta=float(theta))
-    node = Node("q_rope", "rope", ("q",), {"dim": 8, "rope": rope})
+    node = Node("q_rope", "rope", ("q",), {"dim": 8, "growth": 0.0, "rope": rope})
     x = np.random.default_rng(seed).standard_normal((24, 3, 8)).astype(np.float32)
     context = _context(24)
     got = evaluate(changed(node, {"rope": wrong}), [x], context, np.dtype(np.float32))
@@ -87,7 +89,7 @@ def test_the_factor_of_a_scaling_is_found(rope_type: RopeType, factor: float, se
     rope = RopeConfig(theta=500.0, rope_type=rope_type, factor=4.0, original_max_position_embeddings=64)
     wrong = replace(rope, factor=factor, attention_factor=1.25 if rope_type == "yarn" else 1.0)
     context = _context(40)
-    node = Node("q_rope", "rope", ("q",), {"dim": HEAD_DIM, "rope": rope})
+    node = Node("q_rope", "rope", ("q",), {"dim": HEAD_DIM, "growth": 0.0, "rope": rope})
     x = np.random.default_rng(seed).standard_normal((40, 3, HEAD_DIM))
     got = evaluate(changed(node, {"rope": wrong}), [x], context, F64)
     found = [v.edits["q_rope"].get("rope") for v in fits(node, [x], got, context)]

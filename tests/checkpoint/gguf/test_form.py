@@ -26,7 +26,7 @@ def test_every_name_and_back(family: str) -> None:
     for spec in specs:
         stored = form.stored_name(spec.source)
         one = re.sub(r"\.experts\.\d+\.", ".experts.", spec.source)  # tensor has the matrices of all experts
-        suffixed = f"{one}.weight" if one.endswith(form.bare) else one
+        suffixed = f"{one}.weight" if one.endswith(form.bare) else one.replace(".dt_bias", ".dt_proj.bias")
         assert stored == names.get_name(suffixed, try_suffixes=(".weight", ".bias"))
         assert form.canonical_name(stored or "") == one
 

@@ -20,8 +20,9 @@ Blocks = NDArray[np.uint8]
 
 _PART = 1 << 18  # values that are compared at a time
 # Half a step, and a tenth of a step more: another order of float32 operations turns ties, and a file may have been
-# float16 on the way to blocks (a number of Q8_0 is then off by up to 127 * 2**-11).
-NEAREST = 0.6
+# float16 on the way to blocks (a number of Q8_0 is then off by up to 127 * 2**-11; a value below float16's normal
+# numbers by up to half its least step).
+NEAREST, LEAST_HALF_STEP = 0.6, 2.0**-25
 # With an importance matrix ggml fits the scales of Q4_0, Q4_1, Q5_0 and Q5_1 after it has chosen the numbers. If
 # importances differ by factors of exp(N(0, 1)), values are up to 0.93 steps away. If they differ more, at least 0.5 %
 # of the blocks (and more than 5) are not nearest.
@@ -115,7 +116,7 @@ class _Parts:
         shape = (len(rows), self._columns)
         piece = Weight(self._original.name, self._original.dtype, shape, data, self._original.file)
         right = piece.to_array(np.dtype(np.float64)).astype(np.float64, copy=False)
-        room = np.zeros(shape)
+        room = np.full(shape, LEAST_HALF_STEP)
         if (other := FORMATS.get(piece.dtype)) is not None and piece.dtype in LAYOUTS:
             steps = step_sizes(piece.dtype, data.reshape(-1, other.block_bytes)).reshape(shape)
             room += ORIGINAL * steps
