@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from karat.batch_files import running
+from karat.batch_files import asking, running
 from karat.batch_files.asking import PatientPlace
 from karat.batch_files.journal import BatchAnswer, Journal
 from karat.batch_files.lines import LineReading
@@ -19,6 +19,7 @@ from karat.batch_files.running import Batch, BatchMeter, answer_pending, duratio
 from karat.batch_files.sources import RequestLines
 from karat.errors import ClientError, UsageError
 from karat.http_client import FailedError
+from tests.support.drawn import examples
 
 
 class Echo:
@@ -83,10 +84,13 @@ def test_results_are_in_the_order_of_the_input(tmp_path: Path) -> None:
     batch.journal.close()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(45), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stops=st.lists(st.integers(0, 20), max_size=4), num_each=st.integers(1, 8))
-def test_ended_anywhere_it_goes_on(stops: list[int], num_each: int, tmp_path: Path) -> None:
+def test_ended_anywhere_it_goes_on(
+    stops: list[int], num_each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is asked twice that was answered, and the output is that of an undisturbed run."""
+    monkeypatch.setattr(asking, "_FIRST_S", 0.01)
     for left in tmp_path.iterdir():
         left.unlink()
     records = [{"custom_id": f"c{i}", "prompt": f"{i}"} for i in range(30)]
@@ -96,7 +100,7 @@ def test_ended_anywhere_it_goes_on(stops: list[int], num_each: int, tmp_path: Pa
         before = survey(batch).num_answered
         if before + stop < 30:
             with pytest.raises(ClientError, match="what was answered is kept"):
-                answered(batch, place, num_each=num_each, give_up_s=0.1)  # time for what is under way
+                answered(batch, place, num_each=num_each, give_up_s=0.05)  # time for what is under way
             assert survey(batch).num_answered == before + len(place.asked)
         else:
             answered(batch, place, num_each=num_each)

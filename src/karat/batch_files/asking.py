@@ -13,7 +13,7 @@ from karat.server.asking.karat_field import RECEIPT_HEADER
 
 MAX_ANSWER = 256 << 20  # bytes
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
-_LONGEST_S = 30.0  # between two tries
+_FIRST_S, _LONGEST_S = 0.25, 30.0  # between two tries: at first, and at the most
 _TRIES_OF_A_BUG = 2
 
 
@@ -92,7 +92,7 @@ class PatientPlace:
 
     async def answer(self, route: str, body: bytes) -> BatchAnswer:
         """Raises ClientError when the place has given no answer to anybody for give_up_s seconds."""
-        now, wait_s, bugs = asyncio.get_running_loop().time, 0.25, 0
+        now, wait_s, bugs = asyncio.get_running_loop().time, _FIRST_S, 0
         while True:
             headers: Mapping[str, str] = {}
             try:
