@@ -51,6 +51,10 @@ def stream(model: CheckedModel, stored: dict[str, Weight], ops: Executor, steps:
     return streamed
 
 
+# Of layers without self_attn transformers makes no traces.
+RECORDED = [family for family in random_models.FAMILIES if family not in RECURRENT]
+
+
 @pytest.mark.drawn(4)
 @pytest.mark.parametrize("family", random_models.FAMILIES)
 @pytest.mark.parametrize("executor", ["reference", "auto"])
@@ -68,7 +72,7 @@ def test_parts_are_a_whole_run_bit_for_bit(family: str, executor: str) -> None:
 
 
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("family", [family for family in random_models.FAMILIES if family not in RECURRENT])
+@pytest.mark.parametrize("family", RECORDED)
 def test_transformers_layer_by_layer_is_transformers(family: str, tmp_path: Path) -> None:
     """Its own forward with weights that come and go: every recorded result has the bits of a model in memory."""
     subject = draw(f"{SEED}-hf-{family}", family=family, steps="whole")
@@ -127,7 +131,8 @@ def test_what_is_found_in_parts_is_what_is_found_in_a_trace(family: str) -> None
     for found in (*results.findings, *diagnosis.findings):
         assert found.ratio < 5, found
         assert found.exact or (len(found.by_token) > 1 and max(found.by_token) == found.ratio)
-    assert max(d.ratio for d in drift) < 50
+    for each in drift:  # a decay is a power of up to 16 times what came before, as in test_replay
+        assert each.ratio < (800 if each.name.endswith(".decay") else 50), each
     np.testing.assert_array_equal(results.logits["ours"], whole.arrays["lm_head"])
 
 
@@ -147,7 +152,7 @@ def test_another_engine_is_compared_on_the_way() -> None:
 
 
 @settings(max_examples=24, deadline=None)
-@given(seed=st.integers(0, 2**31), family=st.sampled_from(random_models.FAMILIES), data=st.data())
+@given(seed=st.integers(0, 2**31), family=st.sampled_from(RECORDED), data=st.data())
 def test_one_element_that_was_loaded_wrongly_is_found_and_its_tensor_named(
     seed: int, family: str, data: st.DataObject
 ) -> None:
