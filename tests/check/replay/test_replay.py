@@ -36,6 +36,7 @@ from karat.errors import ExecutorError, TraceError, UsageError  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402
 from tests.support import forward, random_models  # noqa: E402
+from tests.support.drift import most_drift  # noqa: E402
 from tests.support.mistakes import RECURRENT  # noqa: E402
 from tools.zoo.models import Subject, draw  # noqa: E402
 
@@ -85,8 +86,8 @@ def _check_healthy(subject: Subject, trace: Trace, name: str) -> None:
         assert finding.ratio < LIMIT / 2, f"{name}: {finding}"
     comparison = compare(replay)
     assert not any(finding.is_wrong for finding in comparison.local)
-    for drift in comparison.drift:  # a decay is a power of up to 16 times what came before
-        assert drift.ratio < (800 if drift.name.endswith(".decay") else 50), f"{name}: {drift}"
+    for drift in comparison.drift:
+        assert drift.ratio < most_drift(drift.name, trace.arrays[drift.name]), f"{name}: {drift}"
 
 
 def test_the_graph_computes_what_the_reference_executor_does() -> None:
