@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT
+from karat.server.openai.formats import structure, text_structure
 from tests.server.conftest import Running, serving
 
 SCHEMA: dict[str, Any] = {
@@ -178,6 +179,29 @@ class TestPackages:
             model="karat-embedded", max_tokens=200, messages=TURNS, output_format=Person, extra_body={"seed": 1}
         )
         assert isinstance(made.parsed_output, Person)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "text", "schema": None, "json_schema": None},
+        {"type": "json_object", "schema": None},
+        {"type": "json_object", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+        {"type": "json_schema", "name": "n", "schema": {"type": "array"}, "strict": None, "description": None},
+    ],
+)
+def test_a_key_of_null_is_none_in_chats_and_in_responses(form: dict[str, Any]) -> None:
+    """And json_object may have a schema in both, as llama.cpp has it."""
+    plain = {key: value for key, value in form.items() if value is not None}
+    described = {key: value for key, value in form.items() if key != "type"}
+    chat = {"type": "json_schema", "json_schema": described} if form["type"] == "json_schema" else form
+    of_chat = structure({"response_format": chat})
+    of_response, _, ignored = text_structure({"text": {"format": form}})
+    assert of_chat == of_response == text_structure({"text": {"format": plain}})[0] and ignored == ()
+    if form["type"] == "text":
+        assert of_chat == {}
+    else:
+        assert json.loads(of_chat["structured_outputs"].json) == (form.get("schema") or {"type": "object"})
 
 
 def test_a_form_that_takes_too_long_is_a_400_and_others_go_on() -> None:

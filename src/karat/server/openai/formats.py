@@ -28,11 +28,14 @@ def structure(values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
 def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], TextConfig, tuple[str, ...]]:
     """The same for the field `text` of responses; and that field for the answer, and its fields without effect."""
     body = judge(values.get("text", {}), _TEXT, "text.")
-    form = dict(body.values.get("format", {"type": "text"}))
-    kind, schema = form.pop("type", None), None
+    form = _given(body.values.get("format", {"type": "text"}))
+    kind = form.pop("type", None)
+    schema: dict[str, Any] | None
     if kind in ("text", "json_object") and not form:
         config = TextConfig(TextFormat() if kind == "text" else JsonObjectFormat())
         schema = None if kind == "text" else _ANY_OBJECT
+    elif kind == "json_object" and form.keys() == {"schema"} and isinstance(form["schema"], dict):
+        schema, config = form["schema"], TextConfig(JsonObjectFormat())  # as in a chat
     elif kind == "json_schema":
         schema = _described(form, "text.format")
         if not isinstance(form.get("name"), str):
@@ -46,8 +49,14 @@ def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutpu
     return structured("text.format", schema, values), config, tuple(f"text.{name}" for name in body.without_effect)
 
 
-def _schema(form: Mapping[str, Any]) -> dict[str, Any] | None:
+def _given(form: Mapping[str, Any]) -> dict[str, Any]:
+    """A form without its keys that are null, which are none."""
+    return {key: value for key, value in form.items() if value is not None}
+
+
+def _schema(sent: Mapping[str, Any]) -> dict[str, Any] | None:
     """The JSON Schema that a response_format asks for; None for text."""
+    form = _given(sent)
     kind = form.get("type")
     if kind in ("text", "json_object") and len(form) == 1:
         return _ANY_OBJECT if kind == "json_object" else None
@@ -65,7 +74,7 @@ def _schema(form: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _described(described: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The schema of a form with its name. Every schema is kept to; strict closes objects that name their properties."""
-    field = where.partition(".json_schema")[0]
+    described, field = _given(described), where.partition(".json_schema")[0]
     if unknown := described.keys() - _FIELDS:
         raise invalid(field, f"{where} has {shown(min(unknown))}; take it out", "unknown_field")
     schema = described.get("schema")
