@@ -397,3 +397,11 @@ def test_a_json_schema_gives_the_form_of_the_answer(karat_here: Karat, tmp_path:
     assert refused.returncode == 7 and "json: not: " in refused.stderr
     missing = karat_here("run", "Once", "--json-schema", str(tmp_path / "none.json"))
     assert missing.returncode == 2 and "--json-schema" in missing.stderr
+
+
+def test_a_text_that_spells_what_is_put_before_it(data_dir: Path, karat_here: Karat) -> None:
+    """llama.cpp's <s>, which its users write: a text has it already."""
+    words = ("run", str(data_dir / "stories260k"), "--max-tokens", "1")
+    twice, once = (karat_here(*words, "-p", text).stderr for text in ("<s>Once", "Once"))
+    assert "begins with <s>, and the model puts one before every text" in twice
+    assert "begins with" not in once and "begins with" not in karat_here(*words, "-q", "-p", "<s>Once").stderr

@@ -88,6 +88,14 @@ class Task:
             self.prompt_ids, self.prompt_text = list(self._input.token_ids), self._input.text
         self.given = dict(given)
 
+    @property
+    def doubled_start(self) -> str | None:
+        """The special token that a text to continue begins with twice, since it spells what is put before it."""
+        first = self.prompt_ids[:2]
+        if not isinstance(self.prompt, str) or len({*first}) != 1 or len(first) < 2:
+            return None
+        return self.llm.tokenizer.id_to_token(first[0]) if first[0] in self.llm.tokenizer.special_ids else None
+
     @cached_property
     def params(self) -> "SamplingParams":
         """The sampling. If max_tokens is the model's own default and the context leaves less, that is the limit."""

@@ -124,6 +124,8 @@ def run(
         chunks = gathered.watch(chunks)
     if not quiet:
         remark(llm, source.model, given, loading)
+        if (token := task.doubled_start) is not None:
+            note(f"the text begins with {token}, and the model puts one before every text: it has two; leave yours out")
     if as_json:
         with prefill:
             listed = list(chunks)
