@@ -33,7 +33,6 @@ from karat.ops.executor import Executor  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402
 from tests.support import random_models  # noqa: E402
-from tests.support.drift import most_drift  # noqa: E402
 from tests.support.mistakes import RECURRENT  # noqa: E402
 from tools.zoo.models import Checkpoint, Subject, draw  # noqa: E402
 
@@ -133,7 +132,7 @@ def test_what_is_found_in_parts_is_what_is_found_in_a_trace(family: str) -> None
         assert found.ratio < 5, found
         assert found.exact or (len(found.by_token) > 1 and max(found.by_token) == found.ratio)
     for each in drift:
-        assert each.ratio < most_drift(each.name, whole.arrays[each.name]), each
+        assert each.ratio < 50, each
     np.testing.assert_array_equal(results.logits["ours"], whole.arrays["lm_head"])
 
 

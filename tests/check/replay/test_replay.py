@@ -36,7 +36,6 @@ from karat.errors import ExecutorError, TraceError, UsageError  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402
 from tests.support import forward, random_models  # noqa: E402
-from tests.support.drift import most_drift  # noqa: E402
 from tests.support.mistakes import RECURRENT  # noqa: E402
 from tools.zoo.models import Subject, draw  # noqa: E402
 
@@ -80,14 +79,12 @@ def _check_healthy(subject: Subject, trace: Trace, name: str) -> None:
     unseen = {"model.selected"} | (no_modules if "transformers" in name else set())
     assert recorded >= set(subject.graph.nodes) - unseen, "a result was not recorded"
     assert not replay.beyond_judging
-    if any(finding.ratio >= LIMIT / 2 for finding in findings):  # a floor is drawn; one in thousands is too low
-        findings = Replay(subject.graph, subject.weights, trace).findings()
     for finding in findings:
         assert finding.ratio < LIMIT / 2, f"{name}: {finding}"
     comparison = compare(replay)
     assert not any(finding.is_wrong for finding in comparison.local)
     for drift in comparison.drift:
-        assert drift.ratio < most_drift(drift.name, trace.arrays[drift.name]), f"{name}: {drift}"
+        assert drift.ratio < 50, f"{name}: {drift}"
 
 
 def test_the_graph_computes_what_the_reference_executor_does() -> None:

@@ -28,6 +28,9 @@ from karat.errors import TraceError
 # How far accumulated rounding has been seen to go, in multiples of one noisy run: both sides stray, by chance.
 DRIFT_LIMIT = 100.0
 _DRAWS = 2
+# Of a row of fewer numbers (the gate of a shared expert, decays) all draws may be small by chance: its spread is at
+# least the root mean square of all rows'.
+_FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,10 @@ class FreeRun:
                     kept.pop(source, None)
         sizes = np.abs(right if node.kind != "scores" else np.where(np.isfinite(right), right, 0))
         sizes = np.nan_to_num(sizes.max(-1, keepdims=True), nan=0, posinf=0)
-        return Free(name, right, np.maximum(spread, replay.unit * sizes))
+        spread = np.maximum(spread, replay.unit * sizes)
+        if right.shape[-1] < _FEW and node.kind not in ("scores", "softmax"):
+            spread = np.maximum(spread, np.sqrt(np.mean(np.square(spread), axis=0, keepdims=True)))
+        return Free(name, right, spread)
 
     def _chosen(self, name: str, recorded: Recorded, right: Array) -> Array:
         """The experts of the right run: where rounding decides between some, those that the engine chose."""
