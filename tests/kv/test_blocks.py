@@ -1,6 +1,6 @@
 """The block pool against a model of it: what every slot holds, checked after every operation.
 
-Covers: karat.kv.group_blocks, karat.kv.sizes.
+Covers: karat.kv.beginnings, karat.kv.group_blocks, karat.kv.sizes.
 """
 
 from collections.abc import Callable, Sequence

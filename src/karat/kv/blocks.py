@@ -16,12 +16,12 @@ with blocks of others only where there is a snapshot of the state after them. A 
 its texts are cut into blocks all the same, which name the snapshots.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from karat.errors import CapacityError
+from karat.kv.beginnings import Beginnings
 from karat.kv.group_blocks import GIVEN_BACK, GroupBlocks
 from karat.kv.prefix import Chain, PrefixIndex, PrefixNode, Salt
 from karat.kv.sizes import GroupSize
@@ -64,9 +64,8 @@ class BlockPool:
     With `states` (layers that keep a state, and this pool's alone) a step also reads and writes `state_slots`, and
     `commit` counts the written one. `keep_state` makes a snapshot of what is committed.
 
-    A text can begin with its first n blocks if every group has those of them that the next token sees: all of them,
-    and in a group with a window the last ones. So the index has nodes whose blocks were all given back and evicted, on
-    the way to others. Kept blocks of groups with windows are evicted while it has more than NODES_PER_BLOCK nodes for
+    The index has nodes whose blocks were all given back and evicted, on the way to others (karat.kv.beginnings). Kept
+    blocks of groups with windows are evicted while it has more than NODES_PER_BLOCK nodes for
     each block; then it has no more, or only nodes on the way to what running sequences hold.
     """
 
@@ -83,6 +82,7 @@ class BlockPool:
         if states is not None:
             self._max_nodes += NODES_PER_SNAPSHOT * states.max_snapshots
         self._held: dict[int, _Held] = {}
+        self._beginnings = Beginnings(self._index, self._groups, states, block_size)
 
     def anew(self) -> "BlockPool":
         """An empty pool of the same sizes."""
@@ -116,22 +116,11 @@ class BlockPool:
 
     def follow(self, chain: Chain) -> int:
         """The number of blocks that the text can begin with now. It costs the blocks that changed, and a window."""
-        index, path = self._index, chain.path
-        num_known = index.extend(path, chain.token_ids, chain.limit, chain.salt)
-        if index.num_revived != chain.num_revived:
-            chain.num_stored, chain.num_revived = self._most_usable(path, len(path)), index.num_revived
-        else:  # so many blocks more than before are usable only where the path has grown
-            grown = self._most_usable(path, len(path), num_known)
-            chain.num_stored = grown or self._most_usable(path, min(chain.num_stored, len(path)))
-        chain.num_found = chain.num_stored if self.states is None else self._most_with_state(chain, self.states)
-        return chain.num_found
+        return self._beginnings.follow(chain)
 
     def found(self, chain: Chain, group: int) -> list[int]:
         """The block table that a sequence begins with. `chain` has just been followed."""
-        first = self._groups[group].first_seen(chain.num_found * self.block_size)
-        blocks = [block for node in chain.path[first : chain.num_found] if (block := node.blocks[group]) is not None]
-        assert first + len(blocks) == chain.num_found, "a chain that has changed since it was followed"
-        return [GIVEN_BACK] * first + blocks
+        return self._groups[group].found(chain.path[: chain.num_found])
 
     def has_room(
         self, num_tokens: int, chain: Chain | None, running: Iterable[tuple[int, int]], step_tokens: int
@@ -143,8 +132,9 @@ class BlockPool:
         """
         growing = [(self._held[seq_id], length) for seq_id, length in running]
         for group in self._groups:
-            needed = self._cost(group, num_tokens, chain, step_tokens)
-            needed += sum(self._growth(group, held, length, step_tokens) for held, length in growing)
+            needed = group.cost(num_tokens, [] if chain is None else chain.path[: chain.num_found], step_tokens)
+            for held, length in growing:
+                needed += group.growth(held.tables[group.number], held.cached_len, length, step_tokens)
             if needed > group.num_free:
                 return False
         return True
@@ -319,66 +309,11 @@ class BlockPool:
             assert is_begun == (seq.cached_len > 0), f"sequence {seq_id}: a state of other tokens"
         assert self.states.num_seqs == len(self._held), "states of other sequences"
 
-    def _cost(self, group: GroupBlocks, num_tokens: int, chain: Chain | None, step_tokens: int) -> int:
-        """Free blocks that a new sequence takes at most, if it may take all."""
-        start, num_found, num_held = 0, 0, 0
-        if chain:
-            num_found, start = chain.num_found, chain.num_found * self.block_size
-            num_held = self._num_held(group, chain.path, group.first_seen(start), num_found)
-        own = self.blocks_for(num_tokens) - group.first_seen(start) - num_held
-        return min(own, group.most_held(start, num_tokens, step_tokens), group.size.num_blocks)
-
-    def _growth(self, group: GroupBlocks, held: _Held, num_tokens: int, step_tokens: int) -> int:
-        """Free blocks that a sequence takes at most until it has `num_tokens` tokens."""
-        num_now = len(held.tables[group.number]) - group.first_seen(held.cached_len)
-        return max(0, group.most_held(held.cached_len, num_tokens, step_tokens) - num_now)
-
-    def _most_usable(self, path: Sequence[PrefixNode], most: int, least: int = 0) -> int:
-        """The most nodes of a path that a text can begin with, of least + 1 … most; 0 if there are none.
-
-        Every group must have those of the blocks that the next token sees.
-        """
-        num = most
-        for group in self._groups:
-            if group.size.window is None:  # it has the block before each block that it has
-                num = bisect_left(path, True, hi=num, key=lambda node: node.blocks[group.number] is None)
-        whole_from = [num] * len(self._windowed)  # the group has the blocks from there on to `num`
-        while num > least:
-            for i, group in enumerate(self._windowed):
-                first, place = group.first_seen(num * self.block_size), min(whole_from[i], num)
-                while place > first and path[place - 1].blocks[group.number] is not None:
-                    place -= 1
-                whole_from[i] = place
-                if place > first:
-                    while place > least and path[place - 1].blocks[group.number] is None:
-                        place -= 1
-                    num = place
-                    break
-            else:
-                return num
-        return 0
-
-    def _most_with_state(self, chain: Chain, states: StateSlots) -> int:
-        """The most of the usable blocks of a chain after which there is a snapshot."""
-        looked_at = (chain.num_stored, states.num_changes, self._index.num_revived)
-        most = chain.num_found if looked_at == chain.looked_at else chain.num_stored
-        chain.looked_at = looked_at
-        for num in range(most, 0, -1):
-            if chain.path[num - 1].has_snapshot and self._most_usable(chain.path, num, num - 1):
-                return num
-        return 0
-
     def _drop_snapshot(self, node: PrefixNode) -> None:
         assert self.states is not None
         self.states.drop(node)
         node.has_snapshot = False
         self._index.drop_unneeded(node)
-
-    def _num_held(self, group: GroupBlocks, path: Sequence[PrefixNode], first: int, stop: int) -> int:
-        """How many of the group's blocks of a path's nodes first … stop - 1 a sequence holds."""
-        if group.size.window is None:  # a sequence that holds a block holds those before it too
-            return bisect_left(path, True, first, stop, key=lambda node: not group.is_held(node)) - first
-        return sum(map(group.is_held, path[first:stop]))
 
     def _publish(self, held: _Held, place: int, content: Sequence[int]) -> None:
         """Make a full block findable in all groups, if all before it can be found."""

@@ -1,5 +1,6 @@
 """GroupBlocks: the blocks of one cache group: which are empty, held or kept. Bookkeeping only, without arrays."""
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -39,14 +40,27 @@ class GroupBlocks:
         """The place of the first block that the token at `position` sees."""
         return self.size.first_seen(position, self._block_size)
 
-    def most_held(self, start: int, stop: int, step_tokens: int) -> int:
-        """The most blocks that a sequence holds at once: see GroupSize."""
-        return self.size.most_held(start, stop, step_tokens, self._block_size)
+    def found(self, path: Sequence[PrefixNode]) -> list[int]:
+        """The block table of a sequence that begins with the blocks of these nodes."""
+        first = self.first_seen(len(path) * self._block_size)
+        blocks = [block for node in path[first:] if (block := node.blocks[self.number]) is not None]
+        assert first + len(blocks) == len(path), "a chain that has changed since it was followed"
+        return [GIVEN_BACK] * first + blocks
 
-    def is_held(self, node: PrefixNode) -> bool:
-        """Whether a sequence holds the block of a node that has one."""
-        block = node.blocks[self.number]
-        return block is not None and self._num_holders[block] > 0
+    def cost(self, num_tokens: int, path: Sequence[PrefixNode], step_tokens: int) -> int:
+        """Free blocks that a new sequence that begins with these nodes takes at most, if it may take all.
+
+        Steps compute at most `step_tokens` tokens of a sequence.
+        """
+        start = len(path) * self._block_size
+        first = self.first_seen(start)
+        own = -(-num_tokens // self._block_size) - first - self._num_held(path, first)
+        return min(own, self._most_held(start, num_tokens, step_tokens), self.size.num_blocks)
+
+    def growth(self, table: Sequence[int], cached_len: int, num_tokens: int, step_tokens: int) -> int:
+        """Free blocks that a sequence with this table takes at most until it has `num_tokens` tokens."""
+        num_now = len(table) - self.first_seen(cached_len)
+        return max(0, self._most_held(cached_len, num_tokens, step_tokens) - num_now)
 
     def is_own(self, block: int) -> bool:
         """Whether one sequence alone holds the block and nothing finds it, so that it may be written to."""
@@ -120,3 +134,18 @@ class GroupBlocks:
         if self.size.window is None:
             parents = (node.parent for _, node in cached if node.parent is not None)
             assert all(parent.blocks[self.number] is not None for parent in parents), "the block before one is gone"
+
+    def _most_held(self, start: int, stop: int, step_tokens: int) -> int:
+        """The most blocks that a sequence holds at once: see GroupSize."""
+        return self.size.most_held(start, stop, step_tokens, self._block_size)
+
+    def _is_held(self, node: PrefixNode) -> bool:
+        """Whether a sequence holds the block of a node."""
+        block = node.blocks[self.number]
+        return block is not None and self._num_holders[block] > 0
+
+    def _num_held(self, path: Sequence[PrefixNode], first: int) -> int:
+        """How many blocks of a path's nodes a sequence holds, from the node `first` on."""
+        if self.size.window is None:  # a sequence that holds a block holds those before it too
+            return bisect_left(path, True, first, key=lambda node: not self._is_held(node)) - first
+        return sum(map(self._is_held, path[first:]))
