@@ -1,6 +1,5 @@
 """The engine where prompts begin alike: the same outputs as without sharing, and less to compute."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from karat.outputs import RequestOutput
 from karat.request import Request
@@ -144,7 +144,7 @@ def test_requests_of_different_salts_share_no_block_and_get_the_same_tokens() ->
     engine, model = make_engine()
     outputs = []
     for number, salt in enumerate([None, "a", "a", "b"]):
-        item = replace(request(str(number), bytes(range(16)), seed=1, **SAMPLED), salt=salt)
+        item = structs.replace(request(str(number), bytes(range(16)), seed=1, **SAMPLED), salt=salt)
         before = len(model.batches)
         outputs.append(run(engine, item)[str(number)].outputs)
         computed = model.batches[before].token_ids

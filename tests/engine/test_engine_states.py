@@ -4,13 +4,13 @@ Covers: karat.engine.scheduling.state_places.
 """
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from karat.engine.scheduling.state_places import SPACING, state_places
 from karat.errors import NumericsError
@@ -41,7 +41,7 @@ def engine_with_states(**changes: Any) -> tuple[WholeEngine, FakeModel]:
 
 
 def expected(item: Request) -> RequestOutput:
-    return alone(replace(item, cache_point=None))
+    return alone(structs.replace(item, cache_point=None))
 
 
 # Where states are kept
@@ -90,7 +90,7 @@ def test_an_answer_is_gone_on_with(windows: tuple[int | None, ...]) -> None:
 def test_a_cache_point_is_where_another_end_begins() -> None:
     """As where a template strips reasoning: the text up to there comes again, and then something else."""
     engine, model = engine_with_states()
-    first = replace(request("a", SYSTEM + b"<think>", **SAMPLED), cache_point=18)
+    first = structs.replace(request("a", SYSTEM + b"<think>", **SAMPLED), cache_point=18)
     assert run(engine, first)["a"] == expected(first)
     assert [batch.num_tokens for batch in model.batches[:3]] == [16, 12, 2]
     model.batches.clear()
@@ -104,7 +104,7 @@ def test_a_cache_point_stays_while_calls_of_tools_go_on_behind_it() -> None:
     engine, model = engine_with_states(max_snapshots=3, max_model_len=256, num_blocks=99)
     said = SYSTEM
     for number in range(5):
-        item = replace(request(str(number), said, max_tokens=2), cache_point=18)
+        item = structs.replace(request(str(number), said, max_tokens=2), cache_point=18)
         run(engine, item)
         said += b"more of it and on"
     model.batches.clear()
@@ -163,7 +163,7 @@ def test_all_choices_begin_with_the_state_of_the_prompt() -> None:
 def test_requests_of_different_salts_share_no_state() -> None:
     engine, model = engine_with_states()
     for number, salt in enumerate([None, "a", "a", "b"]):
-        item = replace(request(str(number), SYSTEM, seed=1, **SAMPLED), salt=salt)
+        item = structs.replace(request(str(number), SYSTEM, seed=1, **SAMPLED), salt=salt)
         model.batches.clear()
         assert run(engine, item)[str(number)].outputs == expected(item).outputs
         assert model.batches[0].positions[0] == (20 if number == 2 else 0)
@@ -172,7 +172,7 @@ def test_requests_of_different_salts_share_no_state() -> None:
 def test_a_prompt_does_not_wait_for_the_state_of_another_salt() -> None:
     engine, model = engine_with_states()
     for number, salt in enumerate([None, "a"]):
-        engine.add_request(replace(request(str(number), SYSTEM[:10], max_tokens=1), salt=salt))
+        engine.add_request(structs.replace(request(str(number), SYSTEM[:10], max_tokens=1), salt=salt))
     engine.step()
     assert model.batches[0].num_seqs == 2
 
@@ -284,7 +284,7 @@ def test_a_resumed_answer_and_a_replayed_one_are_the_undisturbed_one() -> None:
     item = request("a", SYSTEM, **SAMPLED, ignore_eos=True)
     whole = run(engine, item)["a"].outputs[0]
     for number in (1, 7, 11):
-        resumed = replace(item, resume=Resume(whole.token_ids[:number]))
+        resumed = structs.replace(item, resume=Resume(whole.token_ids[:number]))
         assert run(engine, resumed)["a"].outputs[0].token_ids == whole.token_ids[number:]
     hits = engine.scheduler.num_found_tokens
     replay = engine.replay(item, 0, whole.token_ids)
@@ -309,7 +309,7 @@ def test_ten_turns_whose_reasoning_is_stripped_compute_the_new_turn_and_a_block(
     rng, said, before = random.Random(3), SYSTEM, len(SYSTEM)
     for turn in range(10):
         said += bytes(rng.choices(b"abc", k=rng.randint(1, 40))) + b"?"
-        item = replace(
+        item = structs.replace(
             request(str(turn), said + b"=>[", **(SAMPLED | {"max_tokens": 20}), ignore_eos=True), cache_point=len(said)
         )
         model.batches.clear()
@@ -322,7 +322,7 @@ def test_ten_turns_whose_reasoning_is_stripped_compute_the_new_turn_and_a_block(
 
 def alone_long(item: Request) -> RequestOutput:
     engine, _ = make_engine(max_model_len=1000, num_blocks=300, enable_prefix_caching=False)
-    return run(engine, replace(item, cache_point=None))[item.request_id]
+    return run(engine, structs.replace(item, cache_point=None))[item.request_id]
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -351,7 +351,7 @@ def test_random_traffic(seed: int, windows: tuple[int | None, ...], room: int, m
     model = FakeModel(config)
     engine = WholeEngine(Late(model.compute) if late else model, BYTES, config)
     waiting = [
-        replace(
+        structs.replace(
             request(
                 str(number),
                 bytes(rng.choices(b"ab", k=rng.randint(1, 24))),
@@ -365,7 +365,7 @@ def test_random_traffic(seed: int, windows: tuple[int | None, ...], room: int, m
         )
         for number in range(8)
     ] + (related_requests() if room == 256 else [])
-    waiting = [replace(item, request_id=str(number)) for number, item in enumerate(waiting)]
+    waiting = [structs.replace(item, request_id=str(number)) for number, item in enumerate(waiting)]
     items, outputs, aborted = {item.request_id: item for item in waiting}, {}, set()
     rng.shuffle(waiting)
     while waiting or engine.has_work:

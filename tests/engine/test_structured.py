@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from karat import LLM, SamplingParams, StructuredOutputs
 from karat.engine.choosing.choice import Choice
 from karat.engine.engine import Engine
-from karat.engine.remote.messages import AddRequest
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import OtherContractError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.receipt import sealed
+from karat.request import Request
 from tests.engine.fakes import BYTES, END, OTHER_END, drive, make_engine, request, run, says
 from tests.support.seed import SEED
 
@@ -223,8 +223,8 @@ def test_bad_forms_are_refused_before_any_work(llm: LLM) -> None:
 
 def test_messages_carry_forms() -> None:
     for form in ({"json": SCHEMA}, {"choice": ["a", "b"]}, {"regex": "a"}, {"grammar": 'start: "a"'}):
-        add = AddRequest(request("a", [1], structured_outputs=form), False)
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(add), type=AddRequest) == add
+        asked = request("a", [1], structured_outputs=form)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Request) == asked
 
 
 @pytest.mark.parametrize("form", [{"json": SCHEMA}, {"choice": ["a", "bc"]}, {"regex": "[a-d]{3,9}"}], ids=str)

@@ -1,6 +1,7 @@
 """AsyncLLM: a model for programs with an event loop, its engine in a process of its own."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -18,10 +19,10 @@ from karat.engine.model_loading.llm_options import Options
 from karat.engine.model_loading.tokenizer_loading import TokenizerLoading
 from karat.engine.model_running import Preparation
 from karat.engine.receipts.comparing import comparison
-from karat.engine.receipts.verifying import ReceiptWish, verifying
+from karat.engine.receipts.verifying import verifying
 from karat.engine.remote.client import AsyncEngine, write_logs
 from karat.engine.remote.messages import Open
-from karat.engine.remote.opening import RequestOpener, RequestOptions
+from karat.engine.remote.opening import RequestOpener
 from karat.engine.remote.process import EngineProcess
 from karat.engine.requests.admission import Admission
 from karat.engine.requests.grammar_cache import GrammarCache
@@ -39,7 +40,7 @@ from karat.receipts.comparison import Comparison
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Verdict
-from karat.request import Resume, SamplingParams, StructuredOutputs, shown
+from karat.request import ReceiptWish, Request, Resume, SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.events import ParsedAnswer
@@ -122,7 +123,7 @@ class AsyncLLM:
             self.tokenizer,
             defaults,
             max_model_len=self.max_model_len,
-            seed=0,
+            seed=None,
             with_cache_points=ready.sizes.keeps_snapshots,
         )
         # What the engine would refuse is refused here, before it is queued.
@@ -142,7 +143,6 @@ class AsyncLLM:
         )
         self._opener = RequestOpener(
             self._engine,
-            self._maker,
             self.admission,
             self.tokenizer,
             fingerprinting=self._fingerprinting,
@@ -266,26 +266,27 @@ class AsyncLLM:
         The first step of the iteration raises RequestError or CapacityError for a request that can never be served, and
         OverloadedError if the queue is full.
         """
-        how = RequestOptions(
-            name=request_id,
+        making = self._making(
+            prompt,
+            params,
+            request_id,
             priority=priority,
             salt=salt,
             tells_progress=prompt_progress,
             receipt=receipt,
             resume=resume,
         )
-        async with self._opener.opened(prompt, params, how) as opened:
+        async with self._opener.opened(*making) as opened:
             while True:
                 update = await opened.next()
                 yield update
                 if update.output is not None:
                     return
 
-    async def follow(
+    async def request(
         self,
         prompt: Prompt,
-        params: SamplingParams | None,
-        see: Callable[[RequestUpdate], None],
+        params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
         priority: int = 0,
@@ -293,21 +294,28 @@ class AsyncLLM:
         prompt_progress: bool = False,
         receipt: ReceiptWish = False,
         resume: Resume | None = None,
-    ) -> RequestOutput:
-        """Continue one prompt as `stream` does, and call `see` with each update. Returns the output after the last.
-
-        The event loop calls `see` as the update comes, without waking up a task: this is the cheapest way to a token.
-        `see` must not block. Its exception ends the request and is raised here.
-        """
-        how = RequestOptions(
-            name=request_id,
+    ) -> Request:
+        """All that is asked for, for `follow`. Arguments are as in `stream`. RequestError for what makes no request."""
+        self._engine.attach()
+        *_, make = self._making(
+            prompt,
+            params,
+            request_id,
             priority=priority,
             salt=salt,
             tells_progress=prompt_progress,
             receipt=receipt,
             resume=resume,
         )
-        async with self._opener.opened(prompt, params, how, see) as opened:
+        return make() if isinstance(prompt, ChatPrompt) else await self._opener.in_thread(make)
+
+    async def follow(self, request: Request, see: Callable[[RequestUpdate], None]) -> RequestOutput:
+        """Compute a request, and call `see` with each update, as `stream` yields them. Returns the output in the end.
+
+        The event loop calls `see` as the update comes, without waking up a task: this is the cheapest way to a token.
+        `see` must not block. Its exception ends the request and is raised here.
+        """
+        async with self._opener.opened(request.request_id, request.params.n, lambda: request, see) as opened:
             return await opened.output()
 
     async def generate(
@@ -479,8 +487,20 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _output(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestOutput:
-        return await self.follow(prompt, params, lambda update: None, **options)
+    async def _output(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, **terms: Any
+    ) -> RequestOutput:
+        making = self._making(prompt, params, request_id, **terms)
+        async with self._opener.opened(*making, lambda update: None) as opened:
+            return await opened.output()
+
+    def _making(
+        self, prompt: Prompt, params: SamplingParams | None, name: str | None, **terms: Any
+    ) -> tuple[str, int, Callable[[], Request]]:
+        """A request's name, its number of answers, and what makes it, which may take long. `terms` are fields of it."""
+        (own,) = self._maker.params_for(1, params)
+        name = secrets.token_hex(8) if name is None else name
+        return name, (own or self.default_params).n, partial(self._maker.request, prompt, own, request_id=name, **terms)
 
 
 def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:

@@ -35,21 +35,21 @@ from karat.engine.requests.request_making import (
 from karat.engine.requests.request_updates import PromptProgress
 from karat.engine.requests.vllm_arguments import advice_on_method, refuse, settle_constructor
 from karat.engine.shared_engine import SharedEngine
-from karat.errors import CapacityError, RequestError, UsageError
+from karat.errors import CapacityError, UsageError
 from karat.models.opening import open_model
 from karat.models.registry import read_config
 from karat.ops import registry
 from karat.ops.contract import contract_of
 from karat.outputs import RequestOutput, StreamChunk
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
-from karat.request import Request, Resume, SamplingParams, shown
+from karat.request import ReceiptWish, Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:
     from karat.checkpoint.packed import PackedFile
     from karat.engine.ranks.rank_model import ParallelModel
     from karat.engine.receipts.comparing import Compare
-    from karat.engine.receipts.verifying import Answered, ReceiptWish, ReplayCommand
+    from karat.engine.receipts.verifying import Answered, ReplayCommand
     from karat.engine.remote.client import AsyncEngine
     from karat.receipts.comparison import Comparison, Parting
     from karat.receipts.receipt import Receipt
@@ -266,7 +266,7 @@ class LLM:
         *,
         use_tqdm: bool | None = None,
         priority: int | Sequence[int] = 0,
-        receipt: "ReceiptWish" = False,
+        receipt: ReceiptWish = False,
         **others: object,
     ) -> list[RequestOutput]:
         """Continue one prompt or several. Outputs are in the order of the prompts.
@@ -288,8 +288,11 @@ class LLM:
         listed = prompts_in(prompts)
         all_params = self._maker.params_for(len(listed), sampling_params)
         priorities = self._maker.priorities_for(len(listed), priority)
-        requests = [self._request(*each) for each in zip(listed, all_params, priorities, strict=True)]
-        return self._outputs(requests, receipt, use_tqdm=use_tqdm)
+        requests = [
+            self._request(prompt, params, priority=rank, receipt=receipt)
+            for prompt, params, rank in zip(listed, all_params, priorities, strict=True)
+        ]
+        return self._outputs(requests, use_tqdm=use_tqdm)
 
     def chat(
         self,
@@ -304,7 +307,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sanitize_control_tokens: bool = False,
         priority: int | Sequence[int] = 0,
-        receipt: "ReceiptWish" = False,
+        receipt: ReceiptWish = False,
         **others: object,
     ) -> list[RequestOutput]:
         """Answer one conversation, a list of {"role": …, "content": …}, or a list of conversations.
@@ -329,10 +332,10 @@ class LLM:
         )
         priorities = self._maker.priorities_for(len(conversations), priority)
         requests = [
-            self._request(self._maker.chat_prompt(conversation, options), params, rank)
+            self._request(self._maker.chat_prompt(conversation, options), params, priority=rank, receipt=receipt)
             for conversation, params, rank in zip(conversations, all_params, priorities, strict=True)
         ]
-        return self._outputs(requests, receipt, use_tqdm=use_tqdm)
+        return self._outputs(requests, use_tqdm=use_tqdm)
 
     def stream(
         self,
@@ -353,7 +356,7 @@ class LLM:
         """
         refuse("stream", others, LLM.stream)
         self._shared.require_open()
-        request = self._request(prompt, self._maker.params_for(1, sampling_params)[0], priority)
+        request = self._request(prompt, self._maker.params_for(1, sampling_params)[0], priority=priority)
         return self._shared.stream(request, on_prompt)
 
     def stream_chat(
@@ -378,7 +381,7 @@ class LLM:
         options = chat_options(
             tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
         )
-        request = self._request(self._maker.chat_prompt(messages, options), params, priority)
+        request = self._request(self._maker.chat_prompt(messages, options), params, priority=priority)
         return self._shared.stream(request, on_prompt)
 
     def resume(
@@ -391,7 +394,9 @@ class LLM:
         tokens after the answer's end.
         """
         self._shared.require_open()
-        return self._shared.stream(self._resumed(prompt, token_ids, sampling_params, choice))
+        self._maker.params_for(1, sampling_params)
+        resume = Resume(plain_ids(token_ids), choice)
+        return self._shared.stream(self._request(prompt, replace(sampling_params, n=1), resume=resume))
 
     def fingerprint(self) -> Fingerprint:
         """What of this model decides its answers. The first call, or receipt, reads all weights once more."""
@@ -581,33 +586,21 @@ class LLM:
             raise CapacityError(f"{len(ids)} tokens do not fit the context of {self.max_model_len}; give fewer")
         return ids
 
-    def _request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
-        request = self._maker.request(prompt, params, priority)
+    def _request(self, prompt: Prompt, params: SamplingParams | None, **terms: Any) -> Request:
+        request = self._maker.request(prompt, params, **terms)
         self.engine.admission.check(request)
         return request
 
-    def _outputs(
-        self, requests: Sequence[Request], receipt: "ReceiptWish", *, use_tqdm: bool | None
-    ) -> list[RequestOutput]:
-        if receipt is False:
+    def _outputs(self, requests: Sequence[Request], *, use_tqdm: bool | None) -> list[RequestOutput]:
+        if not any(request.receipt for request in requests):
             return self._shared.run(requests, show_progress=use_tqdm)
-        from karat.engine.receipts.verifying import check_wish, with_receipts
+        from karat.engine.receipts.verifying import with_receipts
 
-        check_wish(receipt)
         self._fingerprinting.begin()
         outputs = self._shared.run(requests, show_progress=use_tqdm)
         found = self.fingerprint()
         pairs = zip(outputs, requests, strict=True)
-        return [with_receipts(output, request, found, self.max_model_len, receipt) for output, request in pairs]
-
-    def _resumed(self, prompt: Prompt, token_ids: Sequence[int], params: SamplingParams, choice: int) -> Request:
-        self._maker.params_for(1, params)
-        if params.seed is None and params.temperature > 0:
-            raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
-        request = self._maker.request(prompt, replace(params, n=1))
-        resumed = replace(request, resume=Resume(plain_ids(token_ids), choice))
-        self.engine.admission.check(resumed)
-        return resumed
+        return [with_receipts(output, request, found, self.max_model_len) for output, request in pairs]
 
     def _result(self, steps: Generator[Any, Any, Any]) -> Any:
         """The result of a verification or a comparison."""
@@ -620,15 +613,14 @@ class LLM:
 
     def _answered(self, asked: "ReplayCommand | Compare") -> "Answered | Parting | None":
         from karat.engine.receipts.comparing import Compare, comparing
-        from karat.engine.receipts.verifying import Answered
+        from karat.engine.receipts.verifying import Answered, generated_anew
 
         if isinstance(asked, Compare):
             return self._shared.between(comparing(self.engine_beside, asked, is_alone=lambda: not self.engine.has_work))
         if asked.token_ids is not None:
             replay = self._shared.replay(asked.request, asked.choice, asked.token_ids)
             return Answered(replay.difference, replay.output)
-        again = replace(asked.request, resume=Resume((), asked.choice), shares=False)
-        ((made,),) = (output.outputs for output in self._shared.run([again], show_progress=False))
+        ((made,),) = (output.outputs for output in self._shared.run([generated_anew(asked)], show_progress=False))
         return Answered(None, made)
 
 

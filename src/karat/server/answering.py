@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from karat.engine.async_llm import AsyncLLM
-from karat.engine.requests.request_making import going_on
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
+from karat.request import Request as EngineRequest
 from karat.server.answers.preparing import Prepared, prepare, prepare_texts
 from karat.server.answers.subject import Heading, Subject
-from karat.server.asking.asked import AnswerForm, Ask, AskedWork, ChatRequest, TextRequest, ids_of
+from karat.server.asking.asked import AnswerForm, ChatRequest, TextRequest
 from karat.server.asking.karat_field import RECEIPT_HEADER, seeded
 from karat.server.errors import ApiError, failure_of, of_karat
 from karat.server.keeper import Keeper
@@ -45,10 +45,10 @@ class Answering:
             asked = await read_with(request, self._settings.limits, protocol.asked)
             llm = await self._keeper.loaded(request)
             subject = await until_left(request, self._subject(request, protocol.id_prefix, asked, llm))
-            headers = {"karat-seed": str(subject.work.seed), **_headers(subject.without_effect)}
+            headers = {"karat-seed": str(subject.seed), **_headers(subject.without_effect)}
             if asked.form.stream:
                 return self._events(subject, llm, protocol.events(subject), headers)
-            outputs = await until_left(request, self._follow(subject, llm, subject.tally.see, progress=False))
+            outputs = await until_left(request, self._follow(subject, llm, subject.tally.see))
             return _json(protocol.whole(subject, *outputs), headers)
 
         return endpoint
@@ -62,26 +62,25 @@ class Answering:
             self._model_name(asked.form.model)
             with _naming(asked.form):
                 made = await until_left(request, prepare(asked, llm))
-            ((prompt, _),) = made.prompts
-            return _json(counting.answer(len(ids_of(prompt))), _headers(made.without_effect))
+            return _json(counting.answer(made.prompt_lens[0]), _headers(made.without_effect))
 
         return endpoint
 
     async def _subject(
         self, request: Request, id_prefix: str, asked: ChatRequest | TextRequest, llm: AsyncLLM
     ) -> Subject:
-        model = self._model_name(asked.form.model)
+        answer_id, model = f"{id_prefix}-{secrets.token_hex(12)}", self._model_name(asked.form.model)
         with _naming(asked.form):
             made = await (prepare(asked, llm) if isinstance(asked, ChatRequest) else prepare_texts(asked, llm))
-            work = self._work(request, asked, made, llm)
-            await _until_ready(work, llm, asked)
+            requests = await self._requests(request, answer_id, asked, made, llm)
+            await _until_ready(requests[0], llm, asked)
         is_own = asked.given.get("structured_outputs") == made.given.get("structured_outputs")
         return Subject(
-            Heading(f"{id_prefix}-{secrets.token_hex(12)}", int(time.time()), model, llm.system_fingerprint),
+            Heading(answer_id, int(time.time()), model, llm.system_fingerprint),
             asked.form,
-            work,
+            requests,
             llm.tokenizer,
-            self._metrics.tally([len(ask.token_ids) for ask in work.asks]),
+            self._metrics.tally(made.prompt_lens),
             made.prompt_texts,
             self._settings.signer,
             made.answer_format,
@@ -90,30 +89,32 @@ class Answering:
             asked.echo,
         )
 
-    def _work(self, request: Request, asked: ChatRequest | TextRequest, made: Prepared, llm: AsyncLLM) -> AskedWork:
-        usual = self._settings.default_max_tokens
+    async def _requests(
+        self, request: Request, answer_id: str, asked: ChatRequest | TextRequest, made: Prepared, llm: AsyncLLM
+    ) -> tuple[EngineRequest, ...]:
+        """What the engine is to compute, of one seed."""
         karat_options = asked.karat_options.with_header(request.headers.get(RECEIPT_HEADER))
-        given = seeded(made.given, karat_options)
-        asks = []
-        for prompt, text in made.prompts:
-            num_tokens = len(ids_of(prompt))
+        given, tenant = seeded(made.given, karat_options), request.scope.get("karat.tenant")
+        requests = []
+        for number, (prompt, num_tokens) in enumerate(zip(made.prompts, made.prompt_lens, strict=True)):
+            usual = self._settings.default_max_tokens
             params = llm.admission.params_after(num_tokens, llm.default_params, given, usual=usual)
-            end_ids = llm.end_token_ids if isinstance(prompt, tuple) else llm.chat_end_token_ids
-            llm.admission.check_lengths(params, num_tokens, end_ids)  # refused before a stream begins
-            asks.append(Ask(prompt, going_on(prompt, params), text))
-        tenant = request.scope.get("karat.tenant")
-        salt = asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}"
-        return AskedWork(
-            asks=tuple(asks),
-            seed=given["seed"],
-            priority=asked.priority,
-            salt=salt,
-            receipt=karat_options.receipt,
-            resume=karat_options.resume,
-        )
+            each = await llm.request(
+                prompt,
+                params,
+                request_id=f"{answer_id}-{number}",
+                priority=asked.priority,
+                salt=asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}",
+                prompt_progress=asked.form.progress and asked.form.stream,
+                receipt=karat_options.receipt,
+                resume=karat_options.resume,
+            )
+            llm.admission.check_lengths(params, num_tokens, each.end_token_ids)  # refused before a stream begins
+            requests.append(each)
+        return tuple(requests)
 
     async def _follow(
-        self, subject: Subject, llm: AsyncLLM, see: Callable[[int, RequestUpdate], None], *, progress: bool
+        self, subject: Subject, llm: AsyncLLM, see: Callable[[int, RequestUpdate], None]
     ) -> list[RequestOutput]:
         how = "gone"
 
@@ -124,7 +125,7 @@ class Answering:
 
         try:
             with _naming(subject.form):
-                outputs = await _follow_all(llm, subject.work, subject.heading.id, seen, progress=progress)
+                outputs = await _follow_all(llm, subject.requests, seen)
             how = "ok"
             return outputs
         except Exception:
@@ -140,7 +141,7 @@ class Answering:
                 if batch := events.of(number, update):
                     write(batch)
 
-            await self._follow(subject, llm, see, progress=subject.form.progress)
+            await self._follow(subject, llm, see)
             return events.end()
 
         return Events(
@@ -187,53 +188,42 @@ def _naming(form: AnswerForm) -> Iterator[None]:
         raise of_karat(error, form.names) from error
 
 
-async def _until_ready(work: AskedWork, llm: AsyncLLM, asked: ChatRequest | TextRequest) -> None:
+async def _until_ready(request: EngineRequest, llm: AsyncLLM, asked: ChatRequest | TextRequest) -> None:
     """Wait for what an answer needs that may take long, before its stream begins: a refusal then has its status.
 
-    That is the fingerprint, if receipts are wished for, and the compiled form. Other answers never wait. 400 for a form
-    that cannot be compiled, with the name of the field that gives it: its own, or tools.
+    That is the fingerprint, if receipts are wished for, and the compiled form, which is that of all prompts. Other
+    answers never wait. 400 for a form that cannot be compiled, with the name of the field that gives it: its own, or
+    tools.
     """
-    if work.receipt is not False:
+    if request.receipt is not False:
         await llm.fingerprint()
-    given, form = asked.given.get("structured_outputs"), work.asks[0].params.structured_outputs  # that of all
-    end_ids = llm.chat_end_token_ids if isinstance(asked, ChatRequest) else llm.end_token_ids
+    given, form = asked.given.get("structured_outputs"), request.params.structured_outputs
     is_own = form is not None and replace(form, begun=None) == given
     for name, each in ((asked.form.structure_field, form if is_own else given), ("tools", None if is_own else form)):
         if each is not None:
             try:
-                await llm.compile_form(each, end_ids)
+                await llm.compile_form(each, request.end_token_ids)
             except RequestError as error:
                 raise of_karat(error, {"structured_outputs": name}) from error
 
 
 async def _follow_all(
-    llm: AsyncLLM, work: AskedWork, request_id: str, see: Callable[[int, RequestUpdate], None], *, progress: bool
+    llm: AsyncLLM, requests: Sequence[EngineRequest], see: Callable[[int, RequestUpdate], None]
 ) -> list[RequestOutput]:
-    """The outputs of all prompts. `see` gets each prompt's number and update, as in `AsyncLLM.follow`.
+    """The outputs of all requests. `see` gets each one's number and update, as in `AsyncLLM.follow`.
 
     The first error, or a cancellation, ends all.
     """
-    most_answers = max(ask.params.n for ask in work.asks)
+    most_answers = max(request.params.n for request in requests)
     places = asyncio.Semaphore(max(1, llm.max_num_seqs // most_answers))  # so that one request does not fill the queue
 
     async def one(number: int) -> RequestOutput:
-        ask = work.asks[number]
         async with places:
-            return await llm.follow(
-                ask.as_given,
-                ask.params,
-                lambda update: see(number, update),
-                request_id=f"{request_id}-{number}",
-                priority=work.priority,
-                salt=work.salt,
-                prompt_progress=progress,
-                receipt=work.receipt,
-                resume=work.resume,
-            )
+            return await llm.follow(requests[number], lambda update: see(number, update))
 
-    if len(work.asks) == 1:
+    if len(requests) == 1:
         return [await one(0)]
-    tasks = [asyncio.create_task(one(number)) for number in range(len(work.asks))]
+    tasks = [asyncio.create_task(one(number)) for number in range(len(requests))]
     try:
         return await asyncio.gather(*tasks)
     finally:

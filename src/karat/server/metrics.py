@@ -1,5 +1,6 @@
 """Metrics: the contents of /metrics, in Prometheus' form."""
 
+from collections.abc import Sequence
 from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -35,7 +36,7 @@ class Metrics:
         self._gauges: dict[str, Gauge] = {}
         self._open: WeakSet[UpdateTally] = WeakSet()  # none is kept by this alone
 
-    def tally(self, prompt_lens: list[int]) -> UpdateTally:
+    def tally(self, prompt_lens: Sequence[int]) -> UpdateTally:
         """The tally of a new request, whose times these metrics observe."""
         tally = UpdateTally(prompt_lens, self._first.observe)
         self._open.add(tally)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from karat import LLM, SamplingParams
 from karat.engine.choosing.replay_reader import ReplayReader
@@ -33,7 +34,7 @@ def answered(llm: LLM) -> tuple[Request, tuple[int, ...]]:
 def test_a_stream_has_its_token_in_every_step(llm: LLM) -> None:
     request, ids = answered(llm)
     engine = llm.engine
-    engine.add_request(replace(request, request_id="stream", params=replace(PARAMS, max_tokens=30), seed=4))
+    engine.add_request(structs.replace(request, request_id="stream", params=replace(PARAMS, max_tokens=30), seed=4))
     engine.advance()
     engine.take("stream")
     hits = engine.stats().prefix_hits
@@ -55,7 +56,7 @@ def test_it_waits_for_those_that_wait_and_goes_when_blocks_run_out(llm: LLM) -> 
     replay = engine.replay(request, 0, ids, rows=2)
     engine.advance()
     for number in range(4):
-        wanted = replace(request, request_id=str(number), seed=number, params=replace(PARAMS, max_tokens=80))
+        wanted = structs.replace(request, request_id=str(number), seed=number, params=replace(PARAMS, max_tokens=80))
         engine.add_request(wanted)
     while engine.has_work:
         engine.advance()

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from karat import LLM, AsyncLLM, RequestOutput, SamplingParams
 from karat.children.connection import Connection
@@ -20,7 +21,7 @@ from karat.engine.receipts import verifying
 from karat.engine.receipts.comparing import Compare
 from karat.engine.remote import opening as async_opening
 from karat.engine.remote import worker as async_worker
-from karat.engine.remote.messages import Abort, AddRequest, Replayed, Stepped
+from karat.engine.remote.messages import Abort, Replayed, Stepped
 from karat.engine.remote.process import encoded
 from karat.engine.remote.worker import Worker, _Line
 from karat.engine.requests.request_updates import RequestUpdate
@@ -90,9 +91,9 @@ def served(llm: LLM, *commands: list[Any]) -> list[Stepped]:
     return line.told
 
 
-def add(number: int, *, length: int = 40, max_tokens: int = 900) -> AddRequest:
+def add(number: int, *, length: int = 40, max_tokens: int = 900) -> Request:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    return AddRequest(Request(str(number), (number + 1,) * length, params, 0), False)
+    return Request(str(number), (number + 1,) * length, params, 0)
 
 
 def test_the_worker_frees_before_the_next_step_and_tells_each_step_once(llm: LLM) -> None:
@@ -122,7 +123,7 @@ def test_progress_is_told_twice_a_second_to_who_asks(is_asked: bool, llm: LLM, m
     monkeypatch.setattr(engine, "run", AtOnce(slow))
     monkeypatch.setattr(engine, "_clock", lambda: now[0])
     asked = add(50 + is_asked, length=800, max_tokens=1)
-    told = served(llm, [AddRequest(asked.request, is_asked)], *[[] for _ in range(40)])
+    told = served(llm, [structs.replace(asked, tells_progress=is_asked)], *[[] for _ in range(40)])
     computed = [update.progress.num_computed for message in told for update in message.updates if update.progress]
     if is_asked:
         assert computed[-1] == 800 and max(b - a for a, b in pairwise(computed)) <= 50, "half a second"
@@ -158,7 +159,7 @@ def test_a_comparison_has_a_quarter_of_the_time_while_others_are_computed(
 
     monkeypatch.setattr(engine, "run", AtOnce(timed))
     monkeypatch.setattr(async_worker, "comparing", compared)
-    asked = Compare(add(9).request, 0, (1,), "int8", "int16")
+    asked = Compare(add(9), 0, (1,), "int8", "int16")
     line = Line([[add(70, max_tokens=100), asked], *[[] for _ in range(200)]])
     with suppress(EOFError):
         Worker(line, llm, lambda: now[0]).serve()  # type: ignore[arg-type]
@@ -238,7 +239,7 @@ def test_an_abort_is_the_last_update(engine: AsyncLLM) -> None:
         for stream in running:
             await anext(stream)
         queued = asyncio.create_task(engine.generate("queued", LONG, request_id="queued"))
-        while "queued" not in {opened.name for opened in engine._engine._open.values()}:
+        while "queued" not in {opened.request.request_id for opened in engine._engine._open.values()}:
             await asyncio.sleep(0)
         for name in ("queued", "0", "1", "nobody"):
             await engine.abort(name)
@@ -310,7 +311,8 @@ def test_who_does_not_read_loses_it(engine: AsyncLLM) -> None:
 def test_who_follows_sees_each_update_as_it_comes(engine: AsyncLLM) -> None:
     async def follow() -> None:
         seen: list[Any] = []
-        output = await engine.follow(PROMPTS[0], GREEDY, seen.append, request_id="mine", prompt_progress=True)
+        request = await engine.request(PROMPTS[0], GREEDY, request_id="mine", prompt_progress=True)
+        output = await engine.follow(request, seen.append)
         streamed = [update async for update in engine.stream(PROMPTS[0], GREEDY, request_id="mine")]
         assert [chunk for update in seen for chunk in update.chunks] == [c for u in streamed for c in u.chunks]
         assert seen[-1].output is output and [update.output for update in seen[:-1]] == [None] * (len(seen) - 1)
@@ -333,7 +335,7 @@ def test_an_error_of_who_sees_ends_the_request_alone(at: int, engine: AsyncLLM) 
 
         other = asyncio.create_task(engine.generate(PROMPTS[1], GREEDY))
         with pytest.raises(ZeroDivisionError):
-            await engine.follow(PROMPTS[0], LONG if at < 11 else GREEDY, see)
+            await engine.follow(await engine.request(PROMPTS[0], LONG if at < 11 else GREEDY), see)
         assert num_seen == at + 1
         output = await other
         assert isinstance(output, RequestOutput) and output.finished

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from karat import LLM
 from karat.engine.requests.admission import Admission, params_after, require_a_choice, resolve_max_tokens, room_after
@@ -85,7 +86,7 @@ def test_what_is_no_token_id_is_refused_wherever_it_is(request: Request, wrong: 
     ids = request.prompt_token_ids
     place = data.draw(st.integers(0, len(ids) - 1))
     words = f"the prompt: {re.escape(repr(wrong))} is no token id; expected integers from 0 to {SIZE - 1}$"
-    is_refused(replace(request, prompt_token_ids=(*ids[:place], wrong, *ids[place + 1 :])), RequestError, words)
+    is_refused(structs.replace(request, prompt_token_ids=(*ids[:place], wrong, *ids[place + 1 :])), RequestError, words)
 
 
 @seed(SEED)
@@ -94,7 +95,7 @@ def test_what_is_no_token_id_is_refused_wherever_it_is(request: Request, wrong: 
 def test_a_token_id_of_a_larger_vocabulary_is_refused_by_its_field(request: Request, wrong: int, field: str) -> None:
     value: Any = {1: 1.0, wrong: 1.0} if field == "logit_bias" else (1, wrong)
     is_refused(
-        replace(request, params=replace(request.params, **{field: value})),
+        structs.replace(request, params=replace(request.params, **{field: value})),
         RequestError,
         f"{field}: {wrong} is no token id; expected integers from 0 to {SIZE - 1}$",
     )
@@ -116,10 +117,10 @@ def test_a_request_longer_than_the_context_is_refused(request: Request, over: in
         words = (
             f"{name}={rest + over} after a prompt of {CONTEXT - rest} tokens: the context of {CONTEXT} leaves {rest}; "
         )
-        is_refused(replace(request, params=long), CapacityError, words)
+        is_refused(structs.replace(request, params=long), CapacityError, words)
     full = (*request.prompt_token_ids, *[0] * rest)
     is_refused(
-        replace(request, prompt_token_ids=full),
+        structs.replace(request, prompt_token_ids=full),
         CapacityError,
         f"the prompt has {CONTEXT} tokens, and the context of {CONTEXT} must hold at least one more",
     )
@@ -131,7 +132,7 @@ def test_a_request_longer_than_the_context_is_refused(request: Request, over: in
 def test_a_resumed_answer_is_one_choice_within_its_tokens(request: Request, over: int) -> None:
     most, resume = ADMISSION.check_limits(request), request.resume
     assert resume is not None
-    assert ADMISSION.check_limits(replace(request, resume=replace(resume, token_ids=(0,) * most))) == most
+    assert ADMISSION.check_limits(structs.replace(request, resume=replace(resume, token_ids=(0,) * most))) == most
     long = (0,) * (most + over)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"resume": replace(resume, token_ids=long)}, f"resume: {most + over} tokens, more than max_tokens={most};"),
@@ -145,7 +146,7 @@ def test_a_resumed_answer_is_one_choice_within_its_tokens(request: Request, over
         ({"params": replace(request.params, prompt_logprobs=0)}, "resume with n or prompt_logprobs"),
     ]
     for change, words in wrong:
-        is_refused(replace(request, **change), RequestError, words)
+        is_refused(structs.replace(request, **change), RequestError, words)
 
 
 def test_what_is_given_comes_before_the_models_defaults() -> None:

@@ -9,10 +9,11 @@ from threading import enumerate as all_threads
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from karat import LLM, AsyncLLM, SamplingParams
 from karat.engine.receipts.verifying import ReplayCommand
-from karat.engine.remote.messages import Abort, AddRequest, Stepped
+from karat.engine.remote.messages import Abort, Stepped
 from karat.engine.remote.worker import Worker
 from karat.engine.requests.grammar_cache import COMPILE_THREADS, MAX_KEPT
 from karat.errors import OverloadedError, RequestError, UsageError
@@ -160,7 +161,7 @@ def has_ended(told: list[Stepped], *request_ids: str) -> bool:
     return ended >= set(request_ids)
 
 
-FREE = AddRequest(Request("free", (1, 2, 3), SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), 0), False)
+FREE = Request("free", (1, 2, 3), SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), 0)
 
 
 @pytest.mark.parametrize("kind", ["answer", "replay"])
@@ -175,9 +176,7 @@ def test_no_step_waits_for_a_form(slow_llm: tuple[LLM, SlowForms], kind: str) ->
             slow.gate.set()
         return has_ended(told, "free", "formed")
 
-    line = Listening(
-        [[AddRequest(request, False) if kind == "answer" else ReplayCommand(request, 0, ids), FREE]], is_over
-    )
+    line = Listening([[request if kind == "answer" else ReplayCommand(request, 0, ids), FREE]], is_over)
     with suppress(EOFError):
         Worker(line, llm).serve()  # type: ignore[arg-type]
     assert len(slow.compiled) == 1 and len(pieces(line.told, "free")) == 60
@@ -196,7 +195,7 @@ def test_no_step_waits_for_a_form(slow_llm: tuple[LLM, SlowForms], kind: str) ->
 def test_a_worker_without_other_work_begins_when_the_form_is_compiled(slow_llm: tuple[LLM, SlowForms]) -> None:
     """In order: two of one form, of which the first wants fewer tokens."""
     llm, slow = slow_llm
-    commands = [AddRequest(Request(name, (1, 2, 3, 4), FORMED, 0), False) for name in ("one", "two")]
+    commands = [Request(name, (1, 2, 3, 4), FORMED, 0) for name in ("one", "two")]
     looks = 0
 
     def is_over(told: list[Stepped]) -> bool:
@@ -218,7 +217,7 @@ def test_a_worker_without_other_work_begins_when_the_form_is_compiled(slow_llm: 
 def test_an_abort_while_compiling_leaves_nothing(slow_llm: tuple[LLM, SlowForms], kind: str) -> None:
     llm, slow = slow_llm
     request = Request("formed", (1, 2, 3), replace(FORMED, n=3, logprobs=1), 0)
-    add = AddRequest(request, True) if kind == "answer" else ReplayCommand(request, 0, (1, 2))
+    add = structs.replace(request, tells_progress=True) if kind == "answer" else ReplayCommand(request, 0, (1, 2))
     line = Listening([[add], [], [], [Abort("formed")], []], lambda told: True)
     worker = Worker(line, llm)  # type: ignore[arg-type]
     with suppress(EOFError):
@@ -237,7 +236,7 @@ def test_a_worker_refuses_what_passes_the_limit(llm: LLM, monkeypatch: pytest.Mo
     hasty = SlowForms(llm.tokenizer, llm.engine.config.vocab_size, limit_s=SHORT_S)
     monkeypatch.setattr(llm.engine.admission, "grammars", hasty.forms)
     request = Request("formed", (1, 2, 3), FORMED, 0)
-    commands = [AddRequest(request, False), ReplayCommand(replace(request, request_id="again"), 0, (1, 2))]
+    commands = [request, ReplayCommand(structs.replace(request, request_id="again"), 0, (1, 2))]
     line = Listening([commands], lambda told: has_ended(told, "formed", "again"))
     with suppress(EOFError):
         Worker(line, llm).serve()  # type: ignore[arg-type]

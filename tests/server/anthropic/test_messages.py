@@ -175,7 +175,7 @@ def test_errors_are_of_the_form(server: Running, given: Any, status: int, kind: 
 def test_an_error_in_the_middle_is_the_last_event() -> None:
     subject: Any = SimpleNamespace(
         heading=Heading("msg-1", 0, "m"),
-        work=SimpleNamespace(seed=1),
+        seed=1,
         tally=UpdateTally([3]),
         signer=None,
         reader=lambda: PLAIN_TEXT.reader(BYTES),

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from karat import SamplingParams
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.outputs import StreamChunk
+from karat.request import Request
 from karat.server.answers.subject import Heading, Subject
 from karat.server.answers.tally import UpdateTally
-from karat.server.asking.asked import AnswerForm, Ask, AskedWork
+from karat.server.asking.asked import AnswerForm
 from karat.server.openai.events import ChatEvents, TextEvents
 
 TEXTS = st.lists(
@@ -21,10 +22,8 @@ TEXTS = st.lists(
 
 
 def events(kind: type[ChatEvents | TextEvents], form: AnswerForm) -> ChatEvents | TextEvents:
-    ask = Ask((1, 2, 3), SamplingParams(n=2))
-    subject = Subject(
-        Heading("cmpl-1", 7, 'a "name"'), form, AskedWork(asks=(ask,), seed=5), cast(Any, None), UpdateTally([3])
-    )
+    request = Request("cmpl-1-0", (1, 2, 3), SamplingParams(n=2), 5)
+    subject = Subject(Heading("cmpl-1", 7, 'a "name"'), form, (request,), cast(Any, None), UpdateTally([3]))
     return kind(subject)
 
 

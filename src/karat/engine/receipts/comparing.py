@@ -126,7 +126,7 @@ def _replayed(
     num_tokens = len(asked.request.prompt_token_ids) + len(token_ids)
     params = replace(asked.request.params, max_tokens=len(token_ids))  # of more there is no room, and no need
     engine = open_engine(activations, num_tokens)
-    request = replace(asked.request, params=params)
+    request = msgspec.structs.replace(asked.request, params=params)
     replay = engine.replay(request, asked.choice, token_ids, rows=rows, grammar=grammar)
     while not replay.done:
         engine.advance(prompt_step_s=STEP_S if is_alone() else BESIDE_STEP_S)

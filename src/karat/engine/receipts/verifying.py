@@ -4,6 +4,7 @@ A verification is a generator that computes nothing: LLM and AsyncLLM answer wha
 """
 
 import logging
+import secrets
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -13,7 +14,7 @@ import msgspec
 
 from karat.config import ModelConfig
 from karat.engine.requests.admission import resolve_max_tokens
-from karat.errors import KaratError, OtherContractError, ReceiptError, RequestError, packed
+from karat.errors import KaratError, OtherContractError, ReceiptError, packed
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.canonical import digest
 from karat.receipts.fingerprint import Fingerprint
@@ -21,9 +22,7 @@ from karat.receipts.making import receipt_of, text_digest, version_of
 from karat.receipts.receipt import Receipt
 from karat.receipts.signature import signer_of
 from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
-from karat.request import Request
-
-ReceiptWish = bool | Literal["digests"]
+from karat.request import MAX_COUNT, Request, Resume
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +46,12 @@ class ReplayCommand(msgspec.Struct, frozen=True, tag=True):
     token_ids: tuple[int, ...] | None
 
 
+def generated_anew(asked: ReplayCommand) -> Request:
+    """The request whose first choice is the one that is asked for, computed after all others, with nothing shared."""
+    name, resume = f"receipt-{secrets.token_hex(8)}", Resume((), asked.choice)
+    return msgspec.structs.replace(asked.request, request_id=name, resume=resume, shares=False, priority=MAX_COUNT)
+
+
 class Answered(NamedTuple):
     """The first token that is chosen otherwise, if there is one, and the answer as far as it was computed."""
 
@@ -60,18 +65,11 @@ class Returned(NamedTuple):
     result: Any
 
 
-def check_wish(wish: ReceiptWish) -> None:
-    """RequestError unless it is a wish for receipts."""
-    if wish is not True and wish is not False and wish != "digests":
-        raise RequestError(f"receipt={wish!r}: expected True, False or 'digests'", param="receipt")
-
-
 def with_receipts(
     output: RequestOutput,
     request: Request,
     fingerprint: Fingerprint,
     max_model_len: int,
-    wish: ReceiptWish,
     given_text: str = "",
 ) -> RequestOutput:
     """The output with a receipt in each choice that did not fail. One whose receipt cannot be made ends in "error".
@@ -88,7 +86,8 @@ def with_receipts(
             if resume is not None:
                 ids, text = (*resume.token_ids, *choice.token_ids), given_text + choice.text
                 whole = replace(choice, index=resume.choice, token_ids=ids, text=text)
-            made = receipt_of(fingerprint, request, whole, max_tokens=max_tokens, digests_only=wish == "digests")
+            is_short = request.receipt == "digests"
+            made = receipt_of(fingerprint, request, whole, max_tokens=max_tokens, digests_only=is_short)
         except Exception as error:  # noqa: BLE001 - it ends this choice alone
             _log.error("the receipt of a choice could not be made", exc_info=error)
             kind, text, _ = packed(error)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +9,7 @@ from contextlib import contextmanager, suppress
 from karat.children.connection import ConnectionEndedError
 from karat.engine.receipts.comparing import Compare
 from karat.engine.receipts.verifying import ReplayCommand
-from karat.engine.remote.messages import Abort, AddRequest, ComparisonEnded, EngineFailed, Log, Open, Replayed, Stepped
+from karat.engine.remote.messages import Abort, ComparisonEnded, EngineFailed, Log, Open, Replayed, Stepped
 from karat.engine.remote.open_request import OpenRequest
 from karat.engine.remote.process import EngineProcess, encoded, raised
 from karat.engine.requests.request_updates import RequestUpdate
@@ -93,7 +92,7 @@ class AsyncEngine:
             raise EngineDiedError(str(self.failure))
 
     @contextmanager
-    def place(self, name: str | None, num_answers: int) -> Iterator[None]:
+    def place(self, name: str, num_answers: int) -> Iterator[None]:
         """Hold places in the queue while a request of this name with so many answers is made.
 
         OverloadedError if there are too few. One that has more answers than there are places is taken when the engine
@@ -115,41 +114,35 @@ class AsyncEngine:
 
     def add(
         self,
-        add: AddRequest,
+        request: Request,
+        number: str,
         message: bytes,
-        name: str | None,
         see: Callable[[RequestUpdate], None] | None = None,
-        complete: Callable[[RequestOutput, Request], Awaitable[RequestOutput]] | None = None,
+        complete: Callable[[RequestOutput], Awaitable[RequestOutput]] | None = None,
     ) -> OpenRequest:
-        """Send a request, already encoded, to the engine. RequestError if another request of this name is open."""
+        """Send a request to the engine, which knows it by `number`: `message` is what the engine is to have of it.
+
+        RequestError if another request of its name is open.
+        """
         self.attach()
-        self._require_free(name)
-        name = secrets.token_hex(8) if name is None else name
-        opened = OpenRequest(
-            add.request,
-            name,
-            most_kept=MAX_KEPT_TOKENS,
-            tells_progress=add.tells_progress,
-            see=see,
-            complete=complete,
-        )
+        self._require_free(request.request_id)
+        opened = OpenRequest(request, number, most_kept=MAX_KEPT_TOKENS, see=see, complete=complete)
         if not self._open:
             self._look_later(_LOOK_S)
-        self._open[add.request.request_id] = opened
+        self._open[number] = opened
         self._tell(message)
         return opened
 
     def abort(self, name: str) -> None:
         """Make the engine end the request of this name, if there is one. Its last update then says "abort"."""
         for opened in self._open.values():
-            if opened.name == name:
-                self._tell(encoded(Abort(opened.request.request_id)))
+            if opened.request.request_id == name:
+                self._tell(encoded(Abort(opened.number)))
 
     def forget(self, opened: OpenRequest) -> None:
         """Drop a request whose caller no longer waits. The engine frees its blocks if it has not ended."""
-        number = opened.request.request_id
-        if self._open.pop(number, None) is not None:
-            self._tell(encoded(Abort(number)))
+        if self._open.pop(opened.number, None) is not None:
+            self._tell(encoded(Abort(opened.number)))
 
     async def replay(self, command: ReplayCommand | Compare, message: bytes) -> Replayed | ComparisonEnded:
         """What the engine found: Parted for Compare. OverloadedError if too many replays are under way."""
@@ -272,8 +265,8 @@ class AsyncEngine:
         self.process.close()
         self._end_all(lambda: EngineDiedError(str(cause)))
 
-    def _require_free(self, name: str | None) -> None:
-        if name is not None and any(opened.name == name for opened in self._open.values()):
+    def _require_free(self, name: str) -> None:
+        if any(opened.request.request_id == name for opened in self._open.values()):
             raise RequestError(f"request {name!r} is already open; give each its own id")
 
     def _end_all(self, error: Callable[[], KaratError]) -> None:

@@ -31,24 +31,21 @@ class Open(msgspec.Struct, frozen=True, tag=True):
     overrides: Overrides
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag=True):
-    """Compute a request.
-
-    Its id was never used before. With `tells_progress`, each step reports the prompt's progress.
-    """
-
-    request: Request
-    tells_progress: bool
-
-
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Free what a request, a replay or a comparison holds. No effect if it has ended or is unknown."""
 
     request_id: str
 
 
-# Replayed comes back for a Replay, which has token ids, and Parted for a Compare, with the id of its request.
-ToEngine = Open | AddRequest | Abort | ReplayCommand | Compare
+# A Request is computed; its id was never used before. Replayed comes back for a ReplayCommand, which has token ids, and
+# ComparisonEnded for a Compare, with the id of its request.
+ToEngine = Open | Request | Abort | ReplayCommand | Compare
+Asked = Request | ReplayCommand | Compare
+
+
+def request_of(asked: Asked) -> Request:
+    """The request that is computed, replayed or compared."""
+    return asked if isinstance(asked, Request) else asked.request
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

@@ -24,29 +24,27 @@ class OpenRequest:
     def __init__(
         self,
         request: Request,
-        name: str,
+        number: str,
         *,
         most_kept: int,
-        tells_progress: bool,
         see: Callable[[RequestUpdate], None] | None = None,
-        complete: Callable[[RequestOutput, Request], Awaitable[RequestOutput]] | None = None,
+        complete: Callable[[RequestOutput], Awaitable[RequestOutput]] | None = None,
     ) -> None:
         self.request = request
-        self.name = name  # by which the caller knows it
+        self.number = number  # by which the engine knows it
         self.has_begun = False
         self.has_ended = False
         self._most_kept = most_kept
-        self._tells_progress = tells_progress
         self._kept: deque[RequestUpdate] = deque()
         self._num_kept_tokens = 0
-        self._gathered = Gathered(request, name)
+        self._gathered = Gathered(request)
         self._see = see
         self._complete = complete
         self._last: RequestUpdate | None = None  # that `see` is to have, or had
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
-        if tells_progress:
-            self._keep(RequestUpdate(name, (), progress=PromptProgress(len(request.prompt_token_ids))))
+        if request.tells_progress:
+            self._keep(RequestUpdate(request.request_id, (), progress=PromptProgress(len(request.prompt_token_ids))))
 
     def bring(self, update: RequestUpdate) -> None:
         """Keep an update of the engine. If too many tokens wait, SlowReaderError replaces them."""
@@ -55,15 +53,13 @@ class OpenRequest:
         self.has_begun |= update.progress is not None
         output = self._gathered.add(update)
         self.has_ended = update.ended
-        progress = update.progress if self._tells_progress else None
+        progress = update.progress if self.request.tells_progress else None
         if update.chunks or progress:
-            self._keep(
-                RequestUpdate(self.name, update.chunks, output, progress, update.ended, update.num_cached_tokens)
-            )
+            self._keep(replace(update, request_id=self.request.request_id, output=output, progress=progress))
         if not self.has_ended and self._num_kept_tokens > self._most_kept:
             self.fail(
                 SlowReaderError(
-                    f"{self._num_kept_tokens} tokens of request {self.name} wait to be read, of at most "
+                    f"{self._num_kept_tokens} tokens of request {self.request.request_id} wait to be read, of at most "
                     f"{self._most_kept}; it was ended; read the answer as it comes, or ask for fewer tokens"
                 )
             )
@@ -95,10 +91,10 @@ class OpenRequest:
         return last.output
 
     async def _completed(
-        self, update: RequestUpdate, complete: Callable[[RequestOutput, Request], Awaitable[RequestOutput]]
+        self, update: RequestUpdate, complete: Callable[[RequestOutput], Awaitable[RequestOutput]]
     ) -> RequestUpdate:
         output = update.output
-        return update if output is None else replace(update, output=await complete(output, self.request))
+        return update if output is None else replace(update, output=await complete(output))
 
     def _keep(self, update: RequestUpdate) -> None:
         if self._see is None:

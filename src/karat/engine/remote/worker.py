@@ -28,7 +28,7 @@ from karat.engine.receipts.comparing import Compare, Comparing, comparing
 from karat.engine.receipts.verifying import ReplayCommand
 from karat.engine.remote.messages import (
     Abort,
-    AddRequest,
+    Asked,
     ComparisonEnded,
     EngineFailed,
     Loading,
@@ -38,6 +38,7 @@ from karat.engine.remote.messages import (
     Replayed,
     Stepped,
     ToEngine,
+    request_of,
 )
 from karat.engine.requests.grammar_cache import PendingGrammar
 from karat.engine.requests.request_updates import PromptProgress, RequestUpdate
@@ -46,6 +47,7 @@ from karat.errors import BugError, Packed, packed
 from karat.models.opening import open_model
 from karat.outputs import StreamChunk
 from karat.ranks.lifeline import end_with_parent
+from karat.request import Request
 
 if TYPE_CHECKING:
     from karat.text.grammar import Grammar
@@ -195,9 +197,7 @@ class Worker:
         self._updates: list[RequestUpdate] = []
         self._replays: dict[str, ReplayReader] = {}
         self._replayed: list[Replayed | ComparisonEnded] = []
-        self._formed: dict[
-            str, tuple[AddRequest | ReplayCommand | Compare, PendingGrammar]
-        ] = {}  # in order; compiled beside
+        self._formed: dict[str, tuple[Asked, PendingGrammar]] = {}  # in order; compiled beside
         self._comparisons: dict[str, Comparing] = {}  # the first one is computed; each holds memory only then
         self._next_comparison = 0.0  # on the clock, while requests are computed
 
@@ -224,11 +224,11 @@ class Worker:
     def _receive(self, command: ToEngine) -> None:
         """Obey a command, or keep it until the form of its answer is compiled: no step waits for that."""
         match command:
-            case AddRequest() | ReplayCommand() | Compare():
-                form = command.request.params.structured_outputs
+            case Request() | ReplayCommand() | Compare():
+                request = request_of(command)
                 try:
-                    if form is not None:
-                        self._formed[command.request.request_id] = command, self._engine.admission.grammars.ask(form)
+                    if (form := request.params.structured_outputs) is not None:
+                        self._formed[request.request_id] = command, self._engine.admission.grammars.ask(form)
                         return
                     self._begin(command)
                 except Exception as error:  # noqa: BLE001 - it ends this request alone
@@ -250,27 +250,26 @@ class Worker:
             del self._formed[request_id]
             asked.leave()
 
-    def _begin(self, command: AddRequest | ReplayCommand | Compare, grammar: "Grammar | None" = None) -> None:
+    def _begin(self, command: Asked, grammar: "Grammar | None" = None) -> None:
         """Errors of the request pass through."""
-        request = command.request
         match command:
-            case AddRequest():
+            case Request() as request:
                 self._engine.add_request(request, grammar)
-                self._open[request.request_id] = command.tells_progress
+                self._open[request.request_id] = request.tells_progress
                 self._waiting.add(request.request_id)
-            case ReplayCommand(_, choice, token_ids):
-                assert token_ids is not None, "an answer to generate comes as Add"
+            case ReplayCommand(request, choice, token_ids):
+                assert token_ids is not None, "an answer to generate comes as a Request"
                 replay = self._engine.replay(request, choice, token_ids, rows=_REPLAYED_ROWS, grammar=grammar)
                 self._replays[request.request_id] = replay
             case Compare():
                 beside = self._llm.engine_beside
                 steps = comparing(beside, command, _REPLAYED_ROWS, grammar, lambda: not self._engine.has_work)
-                self._comparisons[request.request_id] = steps
+                self._comparisons[command.request.request_id] = steps
 
-    def _refuse(self, command: AddRequest | ReplayCommand | Compare, error: Exception) -> None:
-        request_id, told = command.request.request_id, _told(error)
+    def _refuse(self, command: Asked, error: Exception) -> None:
+        request_id, told = request_of(command).request_id, _told(error)
         match command:
-            case AddRequest():
+            case Request():
                 self._engine.abort(request_id)  # of one that was added in part
                 self._updates.append(RequestUpdate(request_id, (), ended=True, refused=told))
             case ReplayCommand():
@@ -282,8 +281,8 @@ class Worker:
         if request_id in self._formed:
             command, asked = self._formed.pop(request_id)
             asked.leave()
-            if isinstance(command, AddRequest):
-                chunks = tuple(StreamChunk(index, "", (), "abort") for index in range(command.request.params.n))
+            if isinstance(command, Request):
+                chunks = tuple(StreamChunk(index, "", (), "abort") for index in range(command.params.n))
                 self._updates.append(RequestUpdate(request_id, chunks, ended=True))
         elif request_id in self._comparisons:
             self._comparisons.pop(request_id).close()

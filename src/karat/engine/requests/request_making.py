@@ -1,6 +1,7 @@
 """RequestMaker: makes requests from the prompts, conversations and parameters that callers of `LLM` give."""
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -14,7 +15,7 @@ from karat.engine.choosing.sampler import derived_seed
 from karat.engine.model_loading.defaults import GenerationDefaults, turn_end_ids
 from karat.engine.requests.admission import params_after
 from karat.errors import RequestError
-from karat.request import Request, SamplingParams, StructuredOutputs, shown
+from karat.request import MAX_SEED, Request, SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt, Tokenizer
 from karat.text.chat_prompt import INSTRUCTING
 
@@ -32,8 +33,8 @@ class RequestMaker:
     """Numbers requests and fills in what they leave open: parameters, seed, end tokens. It computes nothing.
 
     The notice of `defaults` is logged when they are first applied. max_model_len is the context in tokens. `seed` and a
-    request's number give the seed of a request that has none. Only an engine that keeps states has a use for cache
-    points: each costs another rendering of the conversation.
+    request's number give the seed of a request that has none; if it is None, the system's randomness does. Only an
+    engine that keeps states has a use for cache points: each costs another rendering of the conversation.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class RequestMaker:
         defaults: GenerationDefaults,
         *,
         max_model_len: int,
-        seed: int,
+        seed: int | None,
         with_cache_points: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
@@ -109,26 +110,29 @@ class RequestMaker:
             )
         return priority
 
-    def request(self, prompt: Prompt, params: SamplingParams | None, priority: int = 0) -> Request:
-        """A request that answers a conversation, or continues a text (which may get a BOS) or token ids (unchanged)."""
+    def request(self, prompt: Prompt, params: SamplingParams | None, **terms: Any) -> Request:
+        """A request that answers a conversation, or continues a text (which may get a BOS) or token ids (unchanged).
+
+        `terms` are further fields of it. RequestError for those that no engine can keep to.
+        """
         if isinstance(prompt, ChatPrompt):
-            params = None if params is None else going_on(prompt, params)
-            made = self._request(prompt.token_ids, params, prompt.text, self.chat_end_token_ids, priority)
-            return replace(made, cache_point=prompt.cache_point)
-        text = None
+            params = None if params is None else _going_on(prompt, params)
+            ends, point = self.chat_end_token_ids, prompt.cache_point
+            return self._request(prompt.token_ids, params, prompt.text, ends, cache_point=point, **terms)
+        text, ends = None, self.defaults.end_token_ids
         if isinstance(prompt, Mapping):
             text = prompt.get("prompt")
             prompt = _of_mapping(prompt)
         if isinstance(prompt, str):
             ids = self._tokenizer.encode(prompt, max_tokens=self._max_model_len)
             self._warn_of_two_bos(ids)
-            return self._request(ids, params, prompt, self.defaults.end_token_ids, priority)
+            return self._request(ids, params, prompt, ends, **terms)
         text = text if isinstance(text, str) else None  # that the token ids are of, as the caller says
         if text is not None and not _is_unicode(text):
             raise RequestError(
                 f"prompt={shown(text)}: expected Unicode; it has half a surrogate pair; take it out", param="prompt"
             )
-        return self._request(prompt, params, text, self.defaults.end_token_ids, priority)
+        return self._request(prompt, params, text, ends, **terms)
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
         """A conversation as the model receives it. `variables` are further arguments of Tokenizer.chat_prompt."""
@@ -168,23 +172,40 @@ class RequestMaker:
         params: SamplingParams | None,
         prompt: str | None,
         end_token_ids: frozenset[int],
-        priority: int,
+        **terms: Any,
     ) -> Request:
         ids = plain_ids(token_ids)
         if params is None:
             params = self.default_params_after(len(ids))
-        number = next(self._numbers)
-        seed = derived_seed(self._seed, number) if params.seed is None else params.seed
-        return Request(str(number), ids, params, seed, prompt, end_token_ids, priority=priority)
+        seed, number = params.seed, next(self._numbers)
+        if seed is None:
+            seed = secrets.randbelow(MAX_SEED + 1) if self._seed is None else derived_seed(self._seed, number)
+        terms = {"request_id": str(number), **terms}
+        made = Request(
+            prompt_token_ids=ids, params=params, seed=seed, prompt=prompt, end_token_ids=end_token_ids, **terms
+        )
+        _check_terms(made)
+        return made
 
 
-def going_on(prompt: Prompt, params: SamplingParams) -> SamplingParams:
+def _check_terms(request: Request) -> None:
+    """RequestError for what is no term of a request, and for a resumed one whose draws are not known."""
+    salt, wish = request.salt, request.receipt
+    if not isinstance(salt, str | None):
+        raise RequestError(f"salt={shown(salt)}: expected a text, or None", param="salt")
+    if wish is not True and wish is not False and wish != "digests":
+        raise RequestError(f"receipt={wish!r}: expected True, False or 'digests'", param="receipt")
+    if request.resume is not None and request.params.seed is None and request.params.temperature > 0:
+        raise RequestError("resume without a seed: expected the one that the answer was drawn with; give it")
+
+
+def _going_on(prompt: ChatPrompt, params: SamplingParams) -> SamplingParams:
     """The parameters of an answer that goes on with a message, if it does: its form is that of both together.
 
     Calls are the answer's own: a call that is begun in the message is not read.
     """
     form = params.structured_outputs
-    if form is None or not isinstance(prompt, ChatPrompt) or not prompt.begun or _is_of_calls_alone(form):
+    if form is None or not prompt.begun or _is_of_calls_alone(form):
         return params
     return replace(params, structured_outputs=replace(form, begun=prompt.begun))
 

@@ -38,11 +38,10 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Gathered:
-    """The chunks of a request so far, of which its output is made. `name` is the request's in the output."""
+    """The chunks of a request so far, of which its output is made."""
 
-    def __init__(self, request: Request, name: str | None = None) -> None:
+    def __init__(self, request: Request) -> None:
         self._request = request
-        self._name = request.request_id if name is None else name
         self._chunks: list[list[StreamChunk]] = [[] for _ in range(request.params.n)]
 
     def add(self, update: RequestUpdate) -> RequestOutput | None:
@@ -53,7 +52,7 @@ class Gathered:
             return None
         request, first = self._request, self._chunks[0]
         return RequestOutput(
-            request_id=self._name,
+            request_id=request.request_id,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
             outputs=tuple(completion_of(chunks, request.params) for chunks in self._chunks),

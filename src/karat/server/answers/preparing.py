@@ -5,22 +5,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from karat.engine.async_llm import AsyncLLM
+from karat.engine.requests.request_making import Prompt
 from karat.server.answers.parts import PLAIN_TEXT, AnswerFormat
 from karat.server.asking.asked import ChatRequest, TextRequest
 from karat.server.asking.variables import with_efforts
-from karat.text.chat_prompt import ChatPrompt
 from karat.text.tools.dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Prompts ready to be answered, each with the text of its token ids, if there is one.
+    """Prompts ready to be answered, and their numbers of tokens.
 
     `given` are fields of SamplingParams. `without_effect` names what this model cannot heed and what it drops.
     `prompt_texts` come before the answers.
     """
 
-    prompts: Sequence[tuple[ChatPrompt | tuple[int, ...], str | None]]
+    prompts: Sequence[Prompt]
+    prompt_lens: Sequence[int]
     given: Mapping[str, Any]
     without_effect: tuple[str, ...]
     answer_format: AnswerFormat = PLAIN_TEXT
@@ -58,22 +59,24 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         if answer_format.shows_special:
             given["skip_special_tokens"] = False
     names = (*asked.unused, *unheeded, *unused, *tools.dropped)
-    return Prepared([(prompt, None)], given, names, answer_format)
+    return Prepared([prompt], [len(prompt.token_ids)], given, names, answer_format)
 
 
 async def prepare_texts(asked: TextRequest, llm: AsyncLLM) -> Prepared:
     """Tokenise texts. Control tokens that a text spells become those tokens."""
-    prompts: list[tuple[tuple[int, ...], str | None]] = []
+    prompts: list[Prompt] = []
+    ids: list[Sequence[int]] = []
+    texts: list[str] = []  # where they are wanted
     for prompt in asked.prompts:
         if isinstance(prompt, str):
-            ids = await llm.tokenize(prompt, add_special_tokens=asked.add_special_tokens)
-            prompts.append((tuple(ids), prompt))
+            ids.append(await llm.tokenize(prompt, add_special_tokens=asked.add_special_tokens))
+            prompts.append({"prompt_token_ids": ids[-1], "prompt": prompt})
         else:
-            prompts.append((prompt, None))
-    texts = []
-    if asked.form.echo:
-        texts = [await llm.detokenize(ids) if text is None else text for ids, text in prompts]
-    return Prepared(prompts, asked.given, asked.unused, prompt_texts=texts)
+            ids.append(prompt)
+            prompts.append(prompt)
+        if asked.form.echo:
+            texts.append(prompt if isinstance(prompt, str) else await llm.detokenize(prompt))
+    return Prepared(prompts, list(map(len, ids)), asked.given, asked.unused, prompt_texts=texts)
 
 
 def _ending(prompt: str, asked: ChatRequest, dialect: Dialect) -> str:

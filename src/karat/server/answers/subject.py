@@ -8,10 +8,11 @@ from msgspec import UNSET, UnsetType
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.signature import Signer
+from karat.request import Request
 from karat.server import schema
 from karat.server.answers.parts import PLAIN_TEXT, AnswerFormat, PartsReader
 from karat.server.answers.tally import UpdateTally
-from karat.server.asking.asked import AnswerForm, AskedWork
+from karat.server.asking.asked import AnswerForm
 from karat.server.errors import ApiError, failure_of
 from karat.server.schema import FinishReason
 from karat.text import Tokenizer
@@ -37,7 +38,7 @@ class Subject:
 
     heading: Heading
     form: AnswerForm
-    work: AskedWork
+    requests: tuple[Request, ...]
     tokenizer: Tokenizer
     tally: UpdateTally
     prompt_texts: Sequence[str] = ()
@@ -49,7 +50,12 @@ class Subject:
 
     def reader(self) -> PartsReader:
         """Takes one choice apart."""
-        return self.answer_format.reader(self.tokenizer, self.work.resume)
+        return self.answer_format.reader(self.tokenizer, self.requests[0].resume)
+
+    @property
+    def seed(self) -> int:
+        """The seed of all its requests."""
+        return self.requests[0].seed
 
 
 def karat_of(subject: Subject, *outputs: RequestOutput) -> schema.Karat:
@@ -57,7 +63,7 @@ def karat_of(subject: Subject, *outputs: RequestOutput) -> schema.Karat:
     receipts = [choice.receipt for output in outputs for choice in output.outputs if choice.receipt is not None]
     if subject.signer is not None:
         receipts = list(map(subject.signer.sign, receipts))
-    made = schema.Karat(subject.work.seed, system_fingerprint=subject.heading.fingerprint)
+    made = schema.Karat(subject.seed, system_fingerprint=subject.heading.fingerprint)
     if receipts:
         made.receipt = receipts[0] if len(receipts) == 1 else receipts
     return made

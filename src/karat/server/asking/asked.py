@@ -1,16 +1,12 @@
-"""What is asked for, in the form that every protocol is converted to: first as it was sent, then for the engine."""
+"""What is asked for, in the form that every protocol is converted to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from karat.engine.remote.opening import RequestTerms
-from karat.engine.requests.request_making import Prompt
-from karat.request import SamplingParams
 from karat.server.asking.karat_field import NO_KARAT_OPTIONS, KaratOptions
 from karat.server.asking.tools import NO_TOOLS, Tools
 from karat.server.asking.variables import Effort
-from karat.text.chat_prompt import ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,36 +85,3 @@ class TextRequest:
     karat_options: KaratOptions = NO_KARAT_OPTIONS
     unused: tuple[str, ...] = ()
     echo: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One prompt for the engine, as token ids or a rendered conversation, with all defaults resolved."""
-
-    prompt: tuple[int, ...] | ChatPrompt
-    params: SamplingParams
-    text: str | None = None  # that the token ids are of
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return ids_of(self.prompt)
-
-    @property
-    def as_given(self) -> Prompt:
-        """The prompt for the engine."""
-        if self.text is None or isinstance(self.prompt, ChatPrompt):
-            return self.prompt
-        return {"prompt_token_ids": self.prompt, "prompt": self.text}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedWork(RequestTerms):
-    """The prompts of one HTTP request, with their common seed and terms."""
-
-    asks: tuple[Ask, ...]
-    seed: int
-
-
-def ids_of(prompt: tuple[int, ...] | ChatPrompt) -> tuple[int, ...]:
-    """The token ids of a prompt."""
-    return prompt.token_ids if isinstance(prompt, ChatPrompt) else prompt

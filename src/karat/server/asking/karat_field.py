@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from karat.engine.receipts.verifying import ReceiptWish
-from karat.request import MAX_CHOICES, MAX_SEED, Resume
+from karat.request import MAX_CHOICES, MAX_SEED, ReceiptWish, Resume
 from karat.server.bodies import judge
 from karat.server.errors import invalid
 from karat.server.fields import Field, TokenId, keyed

@@ -15,8 +15,8 @@ from karat.text.tools.events import ParsedAnswer
 
 def chat_completion(subject: Subject, output: RequestOutput) -> schema.ChatCompletion:
     """The whole answer to a conversation. ApiError if a choice ended with an error."""
-    (ask,) = subject.work.asks
-    heading, form, top = subject.heading, subject.form, ask.params.logprobs
+    (request,) = subject.requests
+    heading, form, top = subject.heading, subject.form, request.params.logprobs
     choices = []
     for choice in output.outputs:
         logprobs = None
@@ -89,7 +89,7 @@ def text_completion(subject: Subject, *outputs: RequestOutput) -> schema.TextCom
 def _text_choice(
     subject: Subject, number: int, index: int, output: RequestOutput, choice: CompletionOutput
 ) -> schema.TextChoice:
-    form, params = subject.form, subject.work.asks[number].params
+    form, params = subject.form, subject.requests[number].params
     reason = reason_of(choice)
     text, ids, found = choice.text, choice.token_ids, choice.logprobs
     if form.no_answer:

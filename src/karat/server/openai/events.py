@@ -26,11 +26,11 @@ class _Events(ABC):
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._num_open = sum(ask.params.n for ask in subject.work.asks)
+        self._num_open = sum(request.params.n for request in subject.requests)
         self._begun: set[int] = set()  # choices that have had an event
         form = subject.form
         has_more = form.token_ids or form.no_answer or form.continuous_usage or form.timings_per_token
-        self._is_plain = not has_more and all(ask.params.logprobs is None for ask in subject.work.asks)
+        self._is_plain = not has_more and all(request.params.logprobs is None for request in subject.requests)
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # what surrounds the text in an event of a choice
         self._ended: dict[int, RequestOutput] = {}  # by the prompt's number
 
@@ -111,7 +111,7 @@ class ChatEvents(_Events):
 
     def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
         subject, written = self._subject, b""
-        form, params = subject.form, subject.work.asks[0].params
+        form, params = subject.form, subject.requests[0].params
         reader = self._readers[chunk.index]
         parts = reader.read(chunk)
         if len(parts) == 1 and isinstance(parts[0], Text) and self._is_text(chunk.index, chunk):
@@ -128,7 +128,7 @@ class ChatEvents(_Events):
                 begun.karat = schema.BesideChat(resumed=message_of(reader.resumed, reader, subject.echo))
             first = self._made([begun])
             if form.token_ids:
-                first.prompt_token_ids = list(subject.work.asks[0].token_ids)
+                first.prompt_token_ids = list(subject.requests[0].prompt_token_ids)
             if chunk.prompt_logprobs is not None:
                 first.prompt_logprobs = of_prompt(chunk.prompt_logprobs)
             written += event(first)
@@ -169,8 +169,8 @@ class TextEvents(_Events):
 
     def _of_chunk(self, number: int, chunk: StreamChunk) -> bytes:
         subject, written = self._subject, b""
-        form, params = subject.form, subject.work.asks[number].params
-        index = chunk.index + (sum([ask.params.n for ask in subject.work.asks[:number]]) if number else 0)
+        form, params = subject.form, subject.requests[number].params
+        index = chunk.index + (sum([request.params.n for request in subject.requests[:number]]) if number else 0)
         if self._is_text(index, chunk):
             return self._text(index, chunk.text, lambda text: self._made([schema.TextChoice(index, text, None, None)]))
         if index not in self._begun:
@@ -200,16 +200,17 @@ class TextEvents(_Events):
     def _first(self, number: int, index: int, chunk: StreamChunk) -> bytes:
         """The event before the answer: the prompt, its ids and its log-probabilities, those that are asked for."""
         subject = self._subject
-        form, ask = subject.form, subject.work.asks[number]
+        form, request = subject.form, subject.requests[number]
         choice = schema.TextChoice(index, subject.prompt_texts[number] if form.echo else "", None, None)
         if form.token_ids:
-            choice.prompt_token_ids = list(ask.token_ids)
+            choice.prompt_token_ids = list(request.prompt_token_ids)
         if chunk.prompt_logprobs is not None:
             if form.prompt_logprobs:
                 choice.prompt_logprobs = of_prompt(chunk.prompt_logprobs)
-            if form.echo and ask.params.logprobs is not None:
-                choice.logprobs = writer_of(subject).text(ask.token_ids, chunk.prompt_logprobs, ask.params.logprobs, 0)
-                self._offsets[index] = sum(num_chars(subject.tokenizer.token_bytes(i)) for i in ask.token_ids)
+            if form.echo and (top := request.params.logprobs) is not None:
+                ids = request.prompt_token_ids
+                choice.logprobs = writer_of(subject).text(ids, chunk.prompt_logprobs, top, 0)
+                self._offsets[index] = sum(num_chars(subject.tokenizer.token_bytes(i)) for i in ids)
         if not (form.echo or form.token_ids or form.prompt_logprobs):
             return b""
         return event(self._made([choice]))

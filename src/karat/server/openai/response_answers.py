@@ -34,7 +34,7 @@ def response(subject: Subject, output: RequestOutput) -> Response:
 
 def begun(subject: Subject) -> Response:
     """The answer before its first token."""
-    (ask,) = subject.work.asks
+    (request,) = subject.requests
     heading, echo = subject.heading, subject.echo
     return Response(
         id=heading.id,
@@ -44,10 +44,10 @@ def begun(subject: Subject) -> Response:
         output=[],
         instructions=echo.instructions,
         metadata=dict(echo.metadata),
-        temperature=ask.params.temperature,
-        top_p=ask.params.top_p,
-        presence_penalty=ask.params.presence_penalty,
-        frequency_penalty=ask.params.frequency_penalty,
+        temperature=request.params.temperature,
+        top_p=request.params.top_p,
+        presence_penalty=request.params.presence_penalty,
+        frequency_penalty=request.params.frequency_penalty,
         max_output_tokens=echo.max_output_tokens,
         text=echo.text,
         parallel_tool_calls=echo.parallel_tool_calls,
