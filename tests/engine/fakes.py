@@ -160,7 +160,9 @@ class WholeEngine(Engine):
 
     def _whole(self, update: RequestUpdate) -> RequestUpdate:
         assert update.output is None, "whoever hands the output out makes it, once"
-        return msgspec.structs.replace(update, output=self._gathered[update.request_id].add(update))
+        gathered = self._gathered[update.request_id]
+        gathered.add(update)
+        return msgspec.structs.replace(update, output=gathered.output()) if update.ended else update
 
 
 def outputs_of(updates: Iterable[RequestUpdate], requests: Iterable[Request]) -> dict[str, RequestOutput]:
@@ -169,8 +171,9 @@ def outputs_of(updates: Iterable[RequestUpdate], requests: Iterable[Request]) ->
     found: dict[str, RequestOutput] = {}
     for update in updates:
         assert update.request_id not in found, "ended twice"
-        if (output := gathered[update.request_id].add(update)) is not None:
-            found[update.request_id] = output
+        gathered[update.request_id].add(update)
+        if update.ended:
+            found[update.request_id] = gathered[update.request_id].output()
     return found
 
 

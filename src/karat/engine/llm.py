@@ -593,14 +593,14 @@ class LLM:
 
     def _outputs(self, requests: Sequence[Request], *, use_tqdm: bool | None) -> list[RequestOutput]:
         if not any(request.receipt for request in requests):
-            return self._shared.run(requests, show_progress=use_tqdm)
-        from karat.engine.receipts.verifying import with_receipts
+            return [gathered.output() for gathered in self._shared.run(requests, show_progress=use_tqdm)]
+        from karat.engine.receipts.verifying import receipts_for
 
         self._fingerprinting.begin()
-        outputs = self._shared.run(requests, show_progress=use_tqdm)
+        ended = self._shared.run(requests, show_progress=use_tqdm)
         found = self.fingerprint()
-        pairs = zip(outputs, requests, strict=True)
-        return [with_receipts(output, request, found, self.max_model_len) for output, request in pairs]
+        pairs = zip(ended, requests, strict=True)
+        return [gathered.output(receipts_for(request, found, self.max_model_len)) for gathered, request in pairs]
 
     def _result(self, steps: Generator[Any, Any, Any]) -> Any:
         """The result of a verification or a comparison."""
@@ -620,8 +620,8 @@ class LLM:
         if asked.token_ids is not None:
             replay = self._shared.replay(asked.request, asked.choice, asked.token_ids)
             return Answered(replay.difference, replay.output)
-        ((made,),) = (output.outputs for output in self._shared.run([generated_anew(asked)], show_progress=False))
-        return Answered(None, made)
+        (gathered,) = self._shared.run([generated_anew(asked)], show_progress=False)
+        return Answered(None, gathered.output().outputs[0])
 
 
 def idleness(engine: "Engine | AsyncEngine") -> Callable[[], bool]:

@@ -14,7 +14,7 @@ from karat.engine.requests.request_bar import RequestBar
 from karat.engine.requests.request_updates import Gathered, PromptProgress, RequestUpdate
 from karat.engine.scheduling.step_budget import PROMPT_STEP_S, pause_after
 from karat.errors import KaratError, UsageError
-from karat.outputs import RequestOutput, StreamChunk
+from karat.outputs import StreamChunk
 from karat.request import Request
 
 T = TypeVar("T")
@@ -63,24 +63,24 @@ class SharedEngine:
             self._closed = True
             act()
 
-    def run(self, requests: Sequence[Request], *, show_progress: bool | None) -> list[RequestOutput]:
-        """The outputs of all requests, in their order. show_progress is RequestBar's `shown`."""
-        outputs: dict[str, RequestOutput] = {}
+    def run(self, requests: Sequence[Request], *, show_progress: bool | None) -> list[Gathered]:
+        """What came of all requests, in their order. show_progress is RequestBar's `shown`."""
         gathered = {request.request_id: Gathered(request) for request in requests}
         bar = RequestBar(len(requests), shown=show_progress)
         with ending(bar.close), ending(lambda: self._forget(requests)):
             for request in requests:
                 self._add(request)
-            while open_ids := [r.request_id for r in requests if r.request_id not in outputs]:
+            open_ids = list(gathered)
+            while open_ids:
                 self._advance()
-                for request_id in open_ids:
+                for request_id in list(open_ids):
                     for update in self._take(request_id):
                         bar.count(update)
-                        if (output := gathered[request_id].add(update)) is not None:
-                            outputs[request_id] = output
-                            del gathered[request_id]
+                        gathered[request_id].add(update)
+                        if update.ended:
+                            open_ids.remove(request_id)
                 bar.draw()
-        return [outputs[request.request_id] for request in requests]
+        return list(gathered.values())
 
     def stream(
         self, request: Request, on_prompt: Callable[[PromptProgress], object] | None = None

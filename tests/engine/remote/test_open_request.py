@@ -399,7 +399,7 @@ def test_an_answer_that_cannot_be_completed_ends_its_request_alone(
         raise ZeroDivisionError
 
     threads: list[int] = []
-    monkeypatch.setattr(async_opening, "with_receipts", fail)
+    monkeypatch.setattr(async_opening, "receipts_for", fail)
     run(both())
     assert len(threads) == 2 and threading.get_ident() not in threads, "the event loop hashes nothing"
 

@@ -15,7 +15,7 @@ import msgspec
 from karat.config import ModelConfig
 from karat.engine.requests.admission import resolve_max_tokens
 from karat.errors import KaratError, OtherContractError, ReceiptError, packed
-from karat.outputs import CompletionOutput, RequestOutput
+from karat.outputs import CompletionOutput
 from karat.receipts.canonical import digest
 from karat.receipts.fingerprint import Fingerprint
 from karat.receipts.making import receipt_of, text_digest, version_of
@@ -65,20 +65,16 @@ class Returned(NamedTuple):
     result: Any
 
 
-def with_receipts(
-    output: RequestOutput,
-    request: Request,
-    fingerprint: Fingerprint,
-    max_model_len: int,
-    given_text: str = "",
-) -> RequestOutput:
-    """The output with a receipt in each choice that did not fail. One whose receipt cannot be made ends in "error".
+def receipts_for(
+    request: Request, fingerprint: Fingerprint, max_model_len: int, given_text: str = ""
+) -> Callable[[CompletionOutput], CompletionOutput]:
+    """What gives a choice of a request its receipt, unless it failed. One that can have none ends in "error".
 
     That of an answer that is resumed is of the whole of it; given_text is the text of its beginning.
     """
     max_tokens = resolve_max_tokens(request.params, len(request.prompt_token_ids), max_model_len)
 
-    def one(choice: CompletionOutput) -> CompletionOutput:
+    def completed(choice: CompletionOutput) -> CompletionOutput:
         if choice.finish_reason not in ("stop", "length"):
             return choice
         try:
@@ -95,7 +91,7 @@ def with_receipts(
             return replace(choice, finish_reason="error", stop_reason=None, error=said, error_type=kind)
         return replace(choice, receipt=made)
 
-    return replace(output, outputs=tuple(map(one, output.outputs)))
+    return completed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from karat.engine.receipts.verifying import ReplayCommand
 from karat.engine.remote.messages import Abort, ComparisonEnded, EngineFailed, Log, Open, Replayed, Stepped
 from karat.engine.remote.open_request import OpenRequest
 from karat.engine.remote.process import EngineProcess, encoded, raised
-from karat.engine.requests.request_updates import RequestUpdate
+from karat.engine.requests.request_updates import Gathered, RequestUpdate
 from karat.engine.stats import EngineStats
 from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError, unpacked
 from karat.outputs import RequestOutput
@@ -118,7 +118,7 @@ class AsyncEngine:
         number: str,
         message: bytes,
         see: Callable[[RequestUpdate], None] | None = None,
-        complete: Callable[[RequestOutput], Awaitable[RequestOutput]] | None = None,
+        complete: Callable[[Gathered], Awaitable[RequestOutput]] | None = None,
     ) -> OpenRequest:
         """Send a request to the engine, which knows it by `number`: `message` is what the engine is to have of it.
 

@@ -15,8 +15,8 @@ from karat.request import Request
 class OpenRequest:
     """The event loop brings updates. `see` gets each update at once; without it, one reader awaits `next`.
 
-    `complete` adds to the output what the engine does not know. It runs where the caller waits, in `next` or `output`,
-    which raise its exceptions: the last update is seen after it.
+    `complete` makes the output, with what the engine does not know. It runs where the caller waits, in `next` or
+    `output`, which raise its exceptions: the last update is seen after it.
 
     At most `most_kept` tokens wait to be read. `has_begun`: the engine computes it. `has_ended`: no more updates come.
     """
@@ -28,7 +28,7 @@ class OpenRequest:
         *,
         most_kept: int,
         see: Callable[[RequestUpdate], None] | None = None,
-        complete: Callable[[RequestOutput], Awaitable[RequestOutput]] | None = None,
+        complete: Callable[[Gathered], Awaitable[RequestOutput]] | None = None,
     ) -> None:
         self.request = request
         self.number = number  # by which the engine knows it
@@ -51,10 +51,11 @@ class OpenRequest:
         if self.has_ended:
             return
         self.has_begun |= update.progress is not None
-        output = self._gathered.add(update)
+        self._gathered.add(update)
         self.has_ended = update.ended
         progress = update.progress if self.request.tells_progress else None
         if update.chunks or progress:
+            output = self._gathered.output() if update.ended and self._complete is None else None
             self._keep(replace(update, request_id=self.request.request_id, output=output, progress=progress))
         if not self.has_ended and self._num_kept_tokens > self._most_kept:
             self.fail(
@@ -77,7 +78,7 @@ class OpenRequest:
             await self._stirred()
         update = self._kept.popleft()
         self._num_kept_tokens -= sum(len(chunk.token_ids) for chunk in update.chunks)
-        return update if self._complete is None else await self._completed(update, self._complete)
+        return await self._completed(update)
 
     async def output(self) -> RequestOutput:
         """The output, once `see` has had the last update. Raises the error that ended the request, or that of `see`."""
@@ -85,16 +86,15 @@ class OpenRequest:
             await self._stirred()
         last = self._last
         if self._complete is not None and self._see is not None:
-            last = await self._completed(last, self._complete)
+            last = await self._completed(last)
             self._see(last)
         assert last.output is not None
         return last.output
 
-    async def _completed(
-        self, update: RequestUpdate, complete: Callable[[RequestOutput], Awaitable[RequestOutput]]
-    ) -> RequestUpdate:
-        output = update.output
-        return update if output is None else replace(update, output=await complete(output))
+    async def _completed(self, update: RequestUpdate) -> RequestUpdate:
+        if not update.ended or self._complete is None:
+            return update
+        return replace(update, output=await self._complete(self._gathered))
 
     def _keep(self, update: RequestUpdate) -> None:
         if self._see is None:
@@ -102,13 +102,13 @@ class OpenRequest:
             self._num_kept_tokens += sum(len(chunk.token_ids) for chunk in update.chunks)
             self._wake()
             return
-        if update.output is None or self._complete is None:
+        if not update.ended or self._complete is None:
             try:
                 self._see(update)
             except Exception as fault:  # noqa: BLE001 - raised by `output`, where the caller waits
                 self.fail(fault)
                 return
-        if update.output is not None:
+        if update.ended:
             self._last = update
             self._wake()
 

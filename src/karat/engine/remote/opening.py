@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from karat.engine.choosing.choice import Choice
 from karat.engine.receipts.comparing import Compare
-from karat.engine.receipts.verifying import Answered, ReplayCommand, Returned, generated_anew, sent, with_receipts
+from karat.engine.receipts.verifying import Answered, ReplayCommand, Returned, generated_anew, receipts_for, sent
 from karat.engine.remote.client import AsyncEngine
 from karat.engine.remote.messages import ComparisonEnded
 from karat.engine.remote.open_request import OpenRequest
 from karat.engine.remote.process import encoded
 from karat.engine.requests.admission import Admission
-from karat.engine.requests.request_updates import RequestUpdate
+from karat.engine.requests.request_updates import Gathered, RequestUpdate
 from karat.engine.scheduling.sequence import Sequence
 from karat.errors import OverloadedError, RequestError, unpacked
 from karat.outputs import RequestOutput
@@ -85,12 +85,12 @@ class RequestOpener:
             if request.receipt is not False:
                 found = await self.fingerprint()
 
-                def with_own(output: RequestOutput) -> RequestOutput:
+                def with_receipts(gathered: Gathered) -> RequestOutput:
                     given_text = "" if request.resume is None else self._given_text(request)
-                    return with_receipts(output, request, found, self._admission.config.max_model_len, given_text)
+                    context = self._admission.config.max_model_len
+                    return gathered.output(receipts_for(request, found, context, given_text))
 
-                async def complete(output: RequestOutput) -> RequestOutput:
-                    return await self.in_thread(with_own, output)
+                complete = partial(self.in_thread, with_receipts)
 
         opened = self._engine.add(request, number, message, see, complete)
         timer = None

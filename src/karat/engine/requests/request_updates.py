@@ -1,12 +1,13 @@
 """Updates: what is new of an engine's requests, in the shape in which it goes between processes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
 from karat.engine.choosing.choice import Carried, Choice, completion_of
 from karat.errors import Packed
-from karat.outputs import RequestOutput, StreamChunk
+from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.request import Request
 
 
@@ -43,22 +44,27 @@ class Gathered:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._chunks: list[list[StreamChunk]] = [[] for _ in range(request.params.n)]
+        self._num_cached_tokens = 0
 
-    def add(self, update: RequestUpdate) -> RequestOutput | None:
-        """Keep the chunks of an update. The output, if it was the last."""
+    def add(self, update: RequestUpdate) -> None:
+        """Keep the chunks of an update."""
         for chunk in update.chunks:
             self._chunks[chunk.index].append(chunk)
-        if not update.ended:
-            return None
+        self._num_cached_tokens = update.num_cached_tokens
+
+    def output(
+        self, completed: Callable[[CompletionOutput], CompletionOutput] = lambda choice: choice
+    ) -> RequestOutput:
+        """The output, after the last update. `completed` adds to a choice what the engine does not know."""
         request, first = self._request, self._chunks[0]
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
-            outputs=tuple(completion_of(chunks, request.params) for chunks in self._chunks),
+            outputs=tuple(completed(completion_of(chunks, request.params)) for chunks in self._chunks),
             prompt_logprobs=first[0].prompt_logprobs,
             seed=request.seed,
-            num_cached_tokens=update.num_cached_tokens,
+            num_cached_tokens=self._num_cached_tokens,
         )
 
 
