@@ -115,7 +115,11 @@ def overflow(healthy: Trace, broken: Trace) -> float:
 
 
 def how_far(subject: Subject, healthy: Trace, broken: Trace) -> float:
-    """The largest move of a recorded result of the two, in multiples of the healthy run's floor."""
+    """The largest move of a recorded result of the two, in multiples of the healthy run's floor.
+
+    What moved because the results before it did is no move of its own: the errors of all layers before add up in the
+    last, each below its floor. So both runs' differences from the right result of their own inputs are compared.
+    """
     replay, other = (Replay(subject.graph, subject.weights, trace) for trace in (healthy, broken))
     largest = 0.0
     for name in subject.graph.nodes:
@@ -129,9 +133,10 @@ def how_far(subject: Subject, healthy: Trace, broken: Trace) -> float:
         if not np.isfinite(move).all():
             return np.inf
         names = replay.segment(name)
-        floor = replay.floor(names, replay.run(names))
+        right = replay.run(names)
         with np.errstate(all="ignore"):
-            largest = max(largest, float(np.nanmax(np.where(move > 0, move / floor, 0))))
+            own = np.abs((b - other.run(names)) - (a - right))
+            largest = max(largest, float(np.nanmax(own / replay.floor(names, right), where=own > 0, initial=0)))
         if largest > 1e6:
             break
     return largest
