@@ -1,4 +1,4 @@
-// The form of a step's numbers. karat.batch draws it, and declares the same columns in the same order.
+// The form of a step's numbers, which karat.batch draws.
 #include "plan/step_input.h"
 
 #include "plan/require.h"
@@ -14,19 +14,10 @@ struct Column {
     Length length;
     const std::int32_t* Owner::* view;
 };
-constexpr Column<StepInput> kColumns[] = {
-    {"token_ids", Length::tokens, &StepInput::token_ids},
-    {"positions", Length::tokens, &StepInput::positions},
-    {"query_starts", Length::bounds, &StepInput::query_starts},
-    {"context_lens", Length::seqs, &StepInput::context_lens},
-    {"logit_rows", Length::rows, &StepInput::wanted},
-    {"state_reads", Length::seqs, &StepInput::state_reads},
-    {"state_writes", Length::seqs, &StepInput::state_writes},
-};
-constexpr Column<GroupColumns> kGroupColumns[] = {
-    {"slots", Length::tokens, &GroupColumns::slots},
-    {"block_tables", Length::table, &GroupColumns::block_tables},
-};
+#define KARAT_OWN(name, length) {#name, Length::length, &StepInput::name},
+#define KARAT_OF_GROUP(name, length) {#name, Length::length, &GroupColumns::name},
+constexpr Column<StepInput> kColumns[] = {KARAT_COLUMNS(KARAT_OWN)};
+constexpr Column<GroupColumns> kGroupColumns[] = {KARAT_GROUP_COLUMNS(KARAT_OF_GROUP)};
 
 struct Numbers {
     const std::int32_t *at, *end;

@@ -7,20 +7,22 @@
 #include <vector>
 
 #include "contract/kernels.h"
+#include "plan/columns.h"
 
 namespace karat {
 
+#define KARAT_VIEW(name, length) const std::int32_t* name;
+
 // The columns of a cache group.
 struct GroupColumns {
-    const std::int32_t *slots, *block_tables;
+    KARAT_GROUP_COLUMNS(KARAT_VIEW)
     std::size_t max_blocks;
 };
 
 // The inputs of a step (karat.batch.ForwardBatch).
 struct StepInput {
     std::size_t num_tokens, num_seqs, num_wanted, block_size;
-    const std::int32_t *token_ids, *positions, *query_starts, *context_lens, *wanted;
-    const std::int32_t *state_reads, *state_writes;  // [sequences]; -1: zeros, and no state
+    KARAT_COLUMNS(KARAT_VIEW)
     std::vector<GroupColumns> groups;
     // For an observer of attention: null, or [score_heads, tokens of sequence score_seq, its context].
     float* scores = nullptr;
@@ -36,6 +38,8 @@ struct StepInput {
                 own.slots,  query_starts, context_lens,   own.block_tables};
     }
 };
+
+#undef KARAT_VIEW
 
 // The names of the columns, in order; those of cache groups come last.
 std::vector<std::string> step_columns();

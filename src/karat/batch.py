@@ -15,22 +15,25 @@ _INT32 = np.dtype(np.int32)
 _NUM_COUNTS = 5  # numbers before the widths of the groups' block tables
 
 
-class _Named:
-    def __init__(self, length: Length) -> None:
+class AnyColumn:
+    """A column's name, its length, and the number that it is full of where whoever makes the batch leaves it out."""
+
+    def __init__(self, length: Length, *, default: int | None = None) -> None:
         self.length: Length = length
+        self.default = default
 
     def __set_name__(self, owner: object, name: str) -> None:
         self.name = name
 
 
-class Column(_Named):
+class Column(AnyColumn):
     """A column of the batch, as a view [length]."""
 
     def __get__(self, batch: "ForwardBatch", kind: object = None) -> Int32:
         return batch.flat[batch.place(self.name)]
 
 
-class GroupColumn(_Named):
+class GroupColumn(AnyColumn):
     """A column that each cache group has: a function from the group's number to the view."""
 
     def __get__(self, batch: "ForwardBatch", kind: object = None) -> Callable[[int], Int32]:
@@ -66,7 +69,8 @@ class ForwardBatch:
         context_lens   6          3
         logit_rows     0                      3
 
-    `flat` [numbers] int32 holds all of it, as csrc/plan/step_input.cpp and ranks read it:
+    A column is one line below: a view here, a pointer in C++ (csrc/plan/columns.h is made of these lines), and a part
+    of what ranks get. `flat` [numbers] int32 holds all of it, as csrc/plan/step_input.cpp and ranks read it:
 
         tokens | seqs | rows | block_size | groups | max_blocks of each group | columns | columns of group 0 | of 1 …
 
@@ -80,8 +84,8 @@ class ForwardBatch:
     query_starts = Column("bounds")
     context_lens = Column("seqs")
     logit_rows = Column("rows")
-    state_reads = Column("seqs")
-    state_writes = Column("seqs")
+    state_reads = Column("seqs", default=-1)
+    state_writes = Column("seqs", default=-1)
     slots = GroupColumn("tokens")
     block_tables = GroupColumn("table")
 
@@ -99,15 +103,16 @@ class ForwardBatch:
     def of(cls, block_size: int, **columns: Any) -> "ForwardBatch":
         """The batch of all these columns, which are sequences of integers; those of groups are sequences by group.
 
-        Those of states may be left out: -1. AssertionError for columns whose lengths do not fit together.
+        Those with a default may be left out. AssertionError for columns whose lengths do not fit together.
         """
-        for name in ("state_reads", "state_writes"):
-            columns.setdefault(name, [-1] * len(columns["context_lens"]))
-        assert columns.keys() == _NUMBERS.keys(), f"columns of a batch: {', '.join(sorted(_NUMBERS.keys() ^ columns))}"
         counts = [len(columns[name]) for name in ("token_ids", "context_lens", "logit_rows")]
         tables = columns["block_tables"]
         widths = [len(table[0]) if len(table) else 0 for table in tables]
         columns["block_tables"] = [list(chain.from_iterable(table)) for table in tables]
+        for column in _OPTIONAL:
+            if column.name not in columns:
+                columns[column.name] = [column.default] * _sizes(counts)[column.length]
+        assert columns.keys() == _NUMBERS.keys(), f"columns of a batch: {', '.join(sorted(_NUMBERS.keys() ^ columns))}"
         values = list(_OWN_VALUES(columns))
         for each in zip(*_GROUP_VALUES(columns), strict=True):
             values += each
@@ -139,7 +144,7 @@ class ForwardBatch:
         # Lists are cheaper than a dozen NumPy calls in a small step, and a large step takes far longer than both.
         numbers: list[int] = self.flat.tolist()
         columns = [numbers[start:stop] for start, stop in pairwise(self.bounds)]
-        token_ids, positions, starts, contexts, rows, reads, writes = columns[: len(COLUMNS)]
+        token_ids, positions, starts, contexts, rows, reads, writes = _CHECKED(columns)
         assert starts[0] == 0 and starts[-1] == num_tokens and all(a < b for a, b in pairwise(starts)), (
             "query_starts do not cut the tokens into sequences"
         )
@@ -163,6 +168,13 @@ GROUP_COLUMNS = tuple(column for column in vars(ForwardBatch).values() if isinst
 _OWN_VALUES, _GROUP_VALUES = (itemgetter(*(c.name for c in columns)) for columns in (COLUMNS, GROUP_COLUMNS))
 _OWN_LENGTHS, _GROUP_LENGTHS = (itemgetter(*(c.length for c in columns)) for columns in (COLUMNS, GROUP_COLUMNS))
 _NUMBERS = {column.name: number for number, column in enumerate((*COLUMNS, *GROUP_COLUMNS))}
+_OPTIONAL = tuple(column for column in COLUMNS if column.default is not None)
+_CHECKED = itemgetter(
+    *(
+        _NUMBERS[name]
+        for name in "token_ids positions query_starts context_lens logit_rows state_reads state_writes".split()
+    )
+)
 
 
 def plain_batch(token_ids: Sequence[int]) -> ForwardBatch:
@@ -182,13 +194,17 @@ def plain_batch(token_ids: Sequence[int]) -> ForwardBatch:
 
 def _lengths(counts: Sequence[int], widths: Sequence[int]) -> list[int]:
     """The lengths of all columns in order. `counts` are of tokens, sequences and rows, `widths` of the block tables."""
-    num_tokens, num_seqs, num_rows = counts
-    sizes = {"tokens": num_tokens, "seqs": num_seqs, "bounds": num_seqs + 1, "rows": num_rows}
+    sizes = _sizes(counts)
     lengths = list(_OWN_LENGTHS(sizes))
     for width in widths:
-        sizes["table"] = num_seqs * width
+        sizes["table"] = sizes["seqs"] * width
         lengths += _GROUP_LENGTHS(sizes)
     return lengths
+
+
+def _sizes(counts: Sequence[int]) -> dict[Length, int]:
+    num_tokens, num_seqs, num_rows = counts
+    return {"tokens": num_tokens, "seqs": num_seqs, "bounds": num_seqs + 1, "rows": num_rows}
 
 
 def _misfit(values: Sequence[Sequence[int]], lengths: Sequence[int]) -> str:

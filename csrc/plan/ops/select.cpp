@@ -15,14 +15,14 @@ struct SelectOp final : Op {
     Registers reads() const override { return {x}; }
     Registers writes() const override { return {out}; }
     void check(const StepInput& input) const override {
-        require_below(input.wanted, input.num_wanted, input.num_tokens, "a wanted row outside the step");
+        require_below(input.logit_rows, input.num_wanted, input.num_tokens, "a wanted row outside the step");
     }
     void run(StepContext& s, int thread) override {
         const auto range = s.share(s.rows(out), thread);
         const std::size_t width = s.width(x);
         for (std::size_t row = range.first; row < range.last; ++row)
-            std::memcpy(s.data(out) + row * width, s.data(x) + static_cast<std::size_t>(s.input.wanted[row]) * width,
-                        width * sizeof(float));
+            std::memcpy(s.data(out) + row * width,
+                        s.data(x) + static_cast<std::size_t>(s.input.logit_rows[row]) * width, width * sizeof(float));
     }
 };
 
