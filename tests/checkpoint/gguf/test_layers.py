@@ -11,12 +11,28 @@ from hypothesis import strategies as st
 
 from karat.checkpoint.gguf import GgufCheckpoint
 from karat.checkpoint.gguf.checkpoint import read_gguf
+from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
+from karat.convert.conversion import stored_order
 from karat.errors import CheckpointError, ConfigError
 from karat.models.families import FAMILIES
 from karat.models.opening import open_gguf
 from karat.models.registry import find_weights, read_config
-from tests.checkpoint.gguf.builders import ARRAY, BOOL, F32, I32, STRING, U32, Tensor, build, pairs, tensors, tiny
+from tests.checkpoint.gguf.builders import (
+    ARRAY,
+    BOOL,
+    F32,
+    I32,
+    STRING,
+    U32,
+    Tensor,
+    build,
+    paired,
+    pairs,
+    tensors,
+    tiny,
+)
+from tests.support.uneven import SHAPES, uneven_config
 
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 NEXTN = ("nextn.eh_proj.weight", "nextn.enorm.weight")
@@ -143,6 +159,38 @@ class TestNumbersByLayer:
         lists = {"intermediate_sizes": [16, 32], "rope_thetas": [500.1, 1e4]}
         assert found["equal"]["intermediate_size"] == found["different"]["intermediate_size"] == 32
         assert found["different"] == found["equal"] | lists | {"rope_theta": 1e4}
+
+    def test_the_rows_of_a_layer_are_those_of_its_own_heads(self, tmp_path: Path) -> None:
+        """Rows are stored in pairs, as llama.cpp's converter makes them; the converter here stores them so again."""
+        config = uneven_config()
+        sizes, kv_heads = ([getattr(shape, name) for shape in SHAPES] for name in ("head_dim", "num_kv_heads"))
+        numbers = {
+            "attention.key_length": sizes,
+            "attention.value_length": sizes,
+            "rope.dimension_count": sizes,
+            "attention.head_count_kv": kv_heads,
+        }
+        by_layer = {key: key.rpartition(".")[2] for key in numbers}
+        form = replace(
+            FAMILIES["llama"].gguf, by_layer=by_layer, head_dim=lambda config, layer: config["key_length"][layer]
+        )
+        rng, expected, stored = np.random.default_rng(0), {}, []
+        for layer, shape in enumerate(SHAPES):
+            for name, heads in (("q", shape.num_heads), ("k", shape.num_kv_heads), ("v", shape.num_kv_heads)):
+                weight = rng.standard_normal((heads * shape.head_dim, 8), np.float32)
+                expected[f"model.layers.{layer}.self_attn.{name}_proj.weight"] = weight
+                data = (weight if name == "v" else paired(weight, heads)).tobytes()
+                stored.append((f"blk.{layer}.attn_{name}.weight", (8, len(weight)), 0, data))
+        values: dict[str, tuple[int, Any]] = {f"llama.{key}": (ARRAY, (U32, each)) for key, each in numbers.items()}
+        values |= {"llama.block_count": (U32, len(SHAPES)), "llama.attention.head_count": (U32, SHAPES[0].num_heads)}
+        others = [one for one in tensors() if not one[0].startswith("blk.0.attn_")]
+        path = tmp_path / "model.gguf"
+        path.write_bytes(build(pairs(values), [*others, *stored]))
+        found = read_gguf(path, {"llama": form}).weights
+        for (name, weight), (*_, data) in zip(expected.items(), stored, strict=True):
+            np.testing.assert_array_equal(found[name].to_array(np.dtype(np.float32)), weight, name)
+            bare = Weight(name, "F32", weight.shape, weight.reshape(-1).view(np.uint8), path)
+            assert stored_order(bare, config).to_array(np.dtype(np.float32)).astype(np.float32).tobytes() == data
 
     def test_texts_are_no_numbers(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is an array of 1 STRING; expected int"):

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from karat.checkpoint.files import member
 from karat.checkpoint.gguf.config import Forms, known_keys, override, read_config, read_model_type, warnings
-from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm, paired_rows
+from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm
 from karat.checkpoint.gguf.header import MAX_TENSORS, GgufHeader, TensorInfo, read_header
 from karat.checkpoint.gguf.layers import one_for_all_layers, read_layers
 from karat.checkpoint.gguf.sampling import read_sampling
@@ -85,7 +84,9 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
         config = overrides.of_config(stated, settled)
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault
-    weights = _ordered(weights, form, config["head_dim"])
+    for name, weight in weights.items():  # `assign` refuses rows that are no heads
+        if (order := form.row_order(name, weight.shape[0], config)) is not None:
+            weights[name] = replace(weight, row_order=order)
     told = warnings(numbers, model_type, forms, weights.values())
     told = [*remarks_on_unused(unused), *told, *overrides.remarks(config)]
     sampling = read_sampling(metadata)
@@ -190,20 +191,3 @@ def _named(path: Path, stored: Mapping[str, Weight], form: GgufForm[Any]) -> dic
             "change the result, so none is ignored; take another file of the model, or report it"
         )
     return weights
-
-
-def _ordered(weights: Mapping[str, Weight], form: GgufForm[Any], head_dim: int) -> dict[str, Weight]:
-    """The weights with their rows in Hugging Face's order."""
-    return {
-        name: Weight(
-            name,
-            weight.dtype,
-            weight.shape,
-            weight.stored,
-            weight.file,
-            partial(paired_rows, weight.shape[0], head_dim),
-        )
-        if form.is_paired(name) and weight.shape[0] % head_dim == 0  # `assign` refuses any other shape
-        else weight
-        for name, weight in weights.items()
-    }

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -74,6 +75,7 @@ class GgufForm(Generic[C]):
     counts: the same of integers.
     by_layer: keys whose numbers may differ between layers, GGUF's key -> config.json's, which has a list of them.
     has_rope: whether a layer has RoPE, by its index: no file states it.
+    head_dim: the size of a layer's heads, from config.json and its index.
     constants: keys of config.json with one value in all models of the architecture, which files leave out.
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
     doubt: a warning for a file that another family of the architecture claims but that looks like this family's.
@@ -100,6 +102,7 @@ class GgufForm(Generic[C]):
     counts: Mapping[str, str] = field(default_factory=dict)
     by_layer: Mapping[str, str] = field(default_factory=dict)
     has_rope: Callable[[int], bool] = lambda _: True
+    head_dim: Callable[[Mapping[str, Any], int], int] = lambda config, _: config["head_dim"]
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     claims: Callable[[Metadata], bool] = lambda _: True
     own_config: Callable[[Metadata, Collection[str]], Mapping[str, Any]] = lambda *_: {}
@@ -143,6 +146,16 @@ class GgufForm(Generic[C]):
     def is_paired(self, canonical: str) -> bool:
         """Whether the file stores the rows of this tensor in pairs."""
         return any(f".{name}." in canonical for name in self.paired)
+
+    def row_order(
+        self, canonical: str, num_rows: int, config: Mapping[str, Any]
+    ) -> Callable[[], NDArray[np.intp]] | None:
+        """`paired_rows` of a tensor whose rows are stored in pairs; None for others, and for rows that are no heads."""
+        layer = _LAYER.match(canonical)
+        if layer is None or not self.is_paired(canonical):
+            return None
+        head_dim = self.head_dim(config, int(layer[1]))
+        return None if num_rows % head_dim else partial(paired_rows, num_rows, head_dim)
 
 
 def paired_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
