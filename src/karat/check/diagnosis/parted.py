@@ -66,13 +66,6 @@ class Parted:
         every: list[tuple[Rows | None, Mask]] = [(None, np.ones(len(domain), bool))]
         return every + [(rows, rows.of(tokens)[domain]) for rows in row_parts(tokens)]
 
-    @cached_property
-    def plausible_rows(self) -> list[Rows]:
-        """The parts that hold every wrong token, as small as any of their kind."""
-        wrong = self._by_token(self.wrong)
-        found = [(rows, mask) for rows, mask in self._rows if rows is not None and not (wrong & ~mask).any()]
-        return [rows for rows, mask in found if not mask.all()]
-
     def _by_token(self, mask: Mask) -> Mask:
         node = self.replay.graph.nodes[self.finding.name]
         tokens = 1 if node.kind in ("scores", "softmax") else 0
