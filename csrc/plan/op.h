@@ -87,7 +87,8 @@ struct Op {
     virtual Registers writes() const { return {}; }
     // Whether it is an op on single rows: a thread's share is the same rows in each of them.
     virtual bool by_rows() const { return false; }
-    // Whether a barrier must come before it: it shows other ranks what all threads computed.
+    // Whether a barrier must come before it: it shows other ranks what all threads computed, or a thread reads rows of
+    // another's share.
     virtual bool needs_barrier_before() const { return false; }
 
     // An op that needs a barrier inside becomes one op for each side of it. Called once, after ops were fused.

@@ -61,6 +61,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "truncate": False,
         },
     },
+    "lfm2": {
+        "model_type": "lfm2",
+        "rms_norm_eps": None,
+        "norm_eps": 1e-5,
+        "block_multiple_of": 32,
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "conv_bias": True,
+        "pad_token_id": 0,
+    },
     "mixtral": {"model_type": "mixtral", "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
     "olmo2": {"model_type": "olmo2", "pad_token_id": 0},
     "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0},
@@ -114,7 +124,7 @@ def folder_of(path: Path, seed: int = 0, **changes: Any) -> Path:
     }
     (path / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(seed)
-    shapes = {spec.source: spec.shape for spec in weight_specs(read_config(config))}
+    shapes = {spec.source: (spec.stored or (spec.shape,))[0] for spec in weight_specs(read_config(config))}
     tensors = {
         hub_name(config["model_type"], name): rng.standard_normal(shape, np.float32) for name, shape in shapes.items()
     }

@@ -3,7 +3,7 @@
 Covers: karat.models.family, karat.models.gpt_oss, karat.models.granite, karat.models.llama, karat.models.mistral,
 karat.models.ministral3, karat.models.qwen2, karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe,
 karat.models.mixtral, karat.models.mixtures, karat.models.olmo2, karat.models.olmoe, karat.models.reader,
-karat.models.seed_oss, karat.models.smollm3.
+karat.models.seed_oss, karat.models.smollm3, karat.models.lfm2.
 """
 
 import copy
@@ -19,6 +19,7 @@ from karat.config import ModelConfig, RopeConfig
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
 from karat.models.registry import read_config
+from karat.models.short_convs import ConvShape
 
 COMMON: dict[str, Any] = {
     "vocab_size": 100,
@@ -55,6 +56,18 @@ EXTRA: dict[str, dict[str, Any]] = {
         "initial_context_length": 64,
         "swiglu_limit": 7.0,
         "attention_bias": True,
+    },
+    "lfm2": {
+        "rms_norm_eps": ...,
+        "norm_eps": 1e-6,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 16,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "full_attn_idxs": [1, 3],
+        "tie_embedding": True,
+        "pad_token_id": 0,
     },
     "llama": {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "head_dim": 8},
     "ministral3": {"sliding_window": 64, "head_dim": 12, "llama_4_scaling_beta": 0.1},
@@ -260,6 +273,52 @@ RELEASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "vocab_size": 151936,
         },
         {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True},
+    ),
+    (  # LFM2-1.2B: a size of MLPs before it is adjusted, and a head that nothing says is tied
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "block_auto_adjust_ff_dim": True,
+            "block_dim": 2048,
+            "block_ff_dim": 12288,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_mlp_init_scale": 1.0,
+            "block_multiple_of": 256,
+            "block_norm_eps": 1e-05,
+            "block_out_init_scale": 1.0,
+            "block_use_swiglu": True,
+            "block_use_xavier_init": True,
+            "bos_token_id": 1,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "conv_dim": 2048,
+            "conv_dim_out": 2048,
+            "conv_use_xavier_init": True,
+            "eos_token_id": 7,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "hidden_size": 2048,
+            "initializer_range": 0.02,
+            "max_position_embeddings": 128000,
+            "model_type": "lfm2",
+            "norm_eps": 1e-05,
+            "num_attention_heads": 32,
+            "num_heads": 32,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "pad_token_id": 0,
+            "rope_theta": 1000000.0,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.54.0.dev0",
+            "use_cache": True,
+            "use_pos_enc": True,
+            "vocab_size": 65536,
+        },
+        {
+            "intermediate_size": 8192,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "convs": ConvShape(layers=(0, 1, 3, 4, 6, 7, 9, 11, 13, 15), taps=3, bias=False),
+        },
     ),
     (  # a first-generation file: no rope_theta, no KV heads, no biases mentioned
         {
@@ -527,6 +586,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     changes: list[dict[str, Any]] = []
     if family not in (
         "gpt_oss",
+        "lfm2",
         "ministral3",
         "mistral",
         "mixtral",

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from karat.checkpoint.joins import renamed
 from karat.ops.reference import ReferenceOps
 from karat.ops.tap import Tap
 from tests.support.conformance import load
@@ -51,15 +52,22 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     config = random_models.draw_config(rng, family) | {"num_hidden_layers": 2}
     for key in ("layer_types", "decoder_sparse_step", "mlp_only_layers"):
         config.pop(key, None)
-    is_hybrid = "linear_num_key_heads" in config
-    if is_hybrid:
+    recurrent: list[str] = []  # modules of the first layer, where it has no attention
+    if "linear_num_key_heads" in config:
         config["full_attention_interval"] = 2
+        parts = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
+        recurrent = [f"linear_attn.{part}" for part in parts]
+    if "conv_L_cache" in config:
+        config["full_attn_idxs"] = [1]
+        recurrent = ["conv.in_proj", "conv.out_proj"]
     hf = random_models.build(config, 7)
     ids = [rng.randrange(config["vocab_size"]) for _ in range(50)]
     theirs: dict[str, torch.Tensor] = {}
     for name, module in hf.named_modules():
         module.register_forward_hook(
-            lambda _module, _args, out, name=name: theirs.update({name: out[0] if isinstance(out, tuple) else out})
+            lambda _module, _args, out, name=name: theirs.update(
+                {renamed(name): out[0] if isinstance(out, tuple) else out}
+            )
         )
     with torch.no_grad():
         theirs["lm_head"] = hf(torch.tensor([ids])).logits  # which granite divides
@@ -77,14 +85,7 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
         for part in (
             "",
             *([".input_layernorm"] if has_first_norm else []),
-            *(
-                [
-                    f".linear_attn.{p}"
-                    for p in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
-                ]
-                if is_hybrid and i == 0
-                else [f".self_attn.{p}_proj" for p in "qkvo"]
-            ),
+            *([f".{part}" for part in recurrent] if recurrent and i == 0 else [f".self_attn.{p}_proj" for p in "qkvo"]),
             ".post_attention_layernorm",
             *(
                 [".mlp", ".mlp.router" if family == "gpt_oss" else ".mlp.gate"]
@@ -100,7 +101,7 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
         (ours,) = tap.records[name]
         other = theirs[name].detach().numpy().reshape(ours.shape)
         assert np.abs(ours - other).max() <= 1e-3 * np.abs(other).max(), name
-    (weights,) = tap.records[f"model.layers.{int(is_hybrid)}.self_attn.weights"]
+    (weights,) = tap.records[f"model.layers.{int(bool(recurrent))}.self_attn.weights"]
     sums = weights.sum(axis=-1)
     assert (sums <= 1 + 1e-5).all() and (family == "gpt_oss" or (sums >= 1 - 1e-5).all())  # sinks have the rest
     assert weights.shape == (config["num_attention_heads"], 50, 50)

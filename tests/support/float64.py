@@ -40,10 +40,10 @@ class InFloat64:
 
     def __init__(self, model: Any, frequencies: NDArray[np.float32]) -> None:
         base = getattr(model.model, "language_model", model.model)
-        theirs = type(base.rotary_emb)(base.config).inv_freq.numpy()
+        self._rotary = base.pos_emb if hasattr(base, "pos_emb") else base.rotary_emb
+        theirs = type(self._rotary)(base.config).inv_freq.numpy()
         assert theirs.dtype == np.float32
         assert np.abs(frequencies / theirs - 1).max() <= 4 * 2.0**-23, "more than a few last bits apart"
-        self._rotary = base.rotary_emb
         self._frequencies = frequencies
         self._copies = 1 if "GptOss" in type(self._rotary).__name__ else 2  # of the angles, in a row
         self._mode = Widen()

@@ -59,6 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
     "granite": {"attention_bias": True},
+    "lfm2": {"conv_bias": True, "conv_L_cache": 4},
     "ministral3": {"sliding_window": 20},
     "gpt_oss": {"swiglu_limit": 2.0, "sliding_window": 20},
     "mixtral": {"tie_word_embeddings": False},

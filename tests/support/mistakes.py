@@ -45,7 +45,7 @@ NUM_PAIRS = 150  # of mistakes at one node, in a case
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 GATED = "llama, gated"
 BIASED = "qwen3_moe, chosen by bias"
-RECURRENT = ("qwen3_5_moe_text", "qwen3_5_text")  # whose ops have no mistakes in the catalogue yet
+RECURRENT = ("lfm2", "qwen3_5_moe_text", "qwen3_5_text")  # whose ops have no mistakes in the catalogue yet
 CASES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     **{family: (family, "F32", changes) for family, changes in FAMILIES.items() if family not in RECURRENT},
     "mistral, a narrow window": ("mistral", "F32", {"sliding_window": 5, "tie_word_embeddings": False}),

@@ -67,6 +67,16 @@ _OWN: dict[str, dict[str, Any]] = {
             "truncate": False,
         },
     },
+    "lfm2": {
+        "rms_norm_eps": None,
+        "norm_eps": 1e-6,
+        "block_auto_adjust_ff_dim": False,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 2,
+        "full_attn_idxs": [1, 3, 5, 7, 9],
+        "pad_token_id": 0,
+    },
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "ministral3": {
         "rope_scaling": {
@@ -99,6 +109,18 @@ _OWN: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 2304,
     },
     "smollm3": {"pad_token_id": 0},  # transformers' default is beyond these vocabularies
+}
+_NAMES_OF_LFM2 = {
+    "self_attn.o_proj": "self_attn.out_proj",
+    "q_norm": "q_layernorm",
+    "k_norm": "k_layernorm",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+    "mlp": "feed_forward",
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "norm": "embedding_norm",
 }
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SCALES_AT = {
@@ -139,6 +161,10 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
 
 def hub_name(model_type: str, name: str) -> str:
     """The name of a tensor in folders of the hub."""
+    if model_type.startswith("lfm2"):
+        for ours, theirs in _NAMES_OF_LFM2.items():
+            name = re.sub(rf"(?<=\.){ours}(?=\.)", theirs, name)
+        return name
     if model_type != "mixtral":
         return name
     for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):

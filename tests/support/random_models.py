@@ -17,6 +17,7 @@ import transformers
 FAMILIES = (
     "gpt_oss",
     "granite",
+    "lfm2",
     "llama",
     "ministral3",
     "mistral",
@@ -32,6 +33,8 @@ FAMILIES = (
     "seed_oss",
     "smollm3",
 )
+# Those whose modules have Llama's names in transformers: others are in no trace of it yet.
+RECORDED = tuple(family for family in FAMILIES if not family.startswith("lfm2"))
 _MARGIN = 1e-4
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -130,6 +133,9 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
             "shared_expert_intermediate_size": rng.choice([13, 32]),
         }
         del config["intermediate_size"]
+    if family.startswith("lfm2"):
+        config |= _draw_convs(rng, config)
+        config = {key: value for key, value in config.items() if value is not None}
     if family == "seed_oss":
         config["attention_out_bias"] = rng.random() < 0.5
     return config
@@ -157,6 +163,29 @@ def _draw_hybrid(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
         "linear_value_head_dim": rng.choice([4, 12, 20]),
         "linear_conv_kernel_dim": rng.choice([2, 4, 5]),
         "rope_parameters": config["rope_parameters"] | part,
+    }
+
+
+def _draw_convs(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    """Short convolutions and attention, of which at least one layer each, and MLPs of an adjusted size."""
+    kinds = ["conv", "full_attention"]
+    types = [*rng.sample(kinds, 2), *rng.choices(kinds, k=rng.choice([0, 1, 2]))]
+    attention = [index for index, kind in enumerate(types) if kind == "full_attention"]
+    sizes = {
+        "block_auto_adjust_ff_dim": rng.random() < 0.7,
+        "block_ffn_dim_multiplier": rng.choice([1.0, 1.3]),
+        "block_multiple_of": rng.choice([8, 20]),
+    }
+    return {
+        "num_hidden_layers": len(types),
+        **(rng.choice([{"full_attn_idxs": attention}, {"layer_types": types}])),
+        "conv_L_cache": rng.choice([2, 3, 7]),
+        "conv_bias": rng.random() < 0.5,
+        "pad_token_id": 0,
+        "hidden_act": None,
+        "norm_eps": rng.choice([1e-5, 1e-3, 0.1]),
+        "rms_norm_eps": None,
+        **sizes,
     }
 
 
@@ -279,7 +308,7 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1 and "norm" in name:
-                mean = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
+                mean = 2.0 if any(part in name for part in ("q_norm", "k_norm", "q_layer", "k_layer")) else 1.0
                 mean -= "linear_num_key_heads" in config and "linear_attn" not in name  # to which 1 is added
                 parameter.copy_(mean + 0.3 * noise)
             elif name.endswith("A_log"):  # rates of decay from 0.01 to 16

@@ -33,8 +33,21 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "mistral": {"sliding_window": None, "rope_theta": 1000000.0},
+    "lfm2": {
+        "rms_norm_eps": None,
+        "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": False,
+        "full_attn_idxs": [1, 4, 7, 9, 11, 13],
+        "tie_word_embeddings": True,
+    },
 }
-_PRE_TOKENIZER: Mapping[str, str] = {"qwen2": "qwen2", "qwen3": "qwen2", "llama": "llama-bpe", "mistral": "tekken"}
+_PRE_TOKENIZER: Mapping[str, str] = {
+    "qwen2": "qwen2",
+    "qwen3": "qwen2",
+    "llama": "llama-bpe",
+    "mistral": "tekken",
+    "lfm2": "lfm2",
+}
 _CHARACTERS = (*string.ascii_lowercase, "Ġ", "Ċ", ".", ",")
 _SPECIAL = ("<|bos|>", "<|eos|>")
 VOCABULARY = 40
@@ -48,10 +61,8 @@ SMALL: Mapping[str, Any] = {
     "num_key_value_heads": 1,
     "head_dim": 16,
 }
-_SMALL_QWEN2 = SMALL | {
-    "num_hidden_layers": 1,
-    "num_attention_heads": 16,
-}  # llama.cpp wants heads to fill the hidden size
+_FILLED = ("lfm2", "qwen2")  # of which llama.cpp wants heads to fill the hidden size
+_SMALL_FILLED = SMALL | {"num_attention_heads": 16}
 MEDIUM: Mapping[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -69,7 +80,8 @@ def make_folder(path: Path, family: str, size: Mapping[str, Any] = SMALL, seed: 
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text(_tokenizer(family).to_str())
     random = np.random.RandomState(seed)
-    weights = {spec.source: _draw(random, spec.source, spec.shape) for spec in weight_specs(read_config(config))}
+    specs = {spec.source: (spec.stored or (spec.shape,))[0] for spec in weight_specs(read_config(config))}
+    weights = {name: _draw(random, name, shape) for name, shape in specs.items()}
     save_file(weights, path / "model.safetensors")
     return path
 
@@ -86,7 +98,8 @@ def make_config(family: str, size: Mapping[str, Any] = SMALL) -> dict[str, Any]:
         "bos_token_id": len(_CHARACTERS),
         "eos_token_id": len(_CHARACTERS) + 1,
         **FAMILIES[family],
-        **(_SMALL_QWEN2 if family == "qwen2" and size is SMALL else size),
+        **(_SMALL_FILLED if family in _FILLED and size is SMALL else size),
+        **({"num_hidden_layers": 1} if family == "qwen2" and size is SMALL else {}),
     }
 
 

@@ -18,6 +18,7 @@ STORED: Mapping[str, tuple[str, ...]] = {
     "qwen3": ("Q5_K_M", "Q2_K", "IQ4_XS", "Q8_0"),
     "llama": ("Q6_K", "Q3_K_M", "Q4_1", "Q5_1"),
     "mistral": ("Q4_K_S", "IQ4_NL", "Q5_0", "IQ3_S"),
+    "lfm2": ("Q4_K_M",),
 }
 # Shapes on which llama.cpp's rules differ; the sizes of everything else do not matter to them.
 _TINY = {
@@ -40,6 +41,7 @@ MIXED_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         _TINY | {"num_hidden_layers": 80, "num_attention_heads": 16, "num_key_value_heads": 16},
     ),
     "rows of 96 and 160": ("qwen3", _TINY | {"num_hidden_layers": 4, "hidden_size": 96, "intermediate_size": 160}),
+    "lfm2 16": ("lfm2", _TINY | {"num_hidden_layers": 16, "num_attention_heads": 16}),
     "rows of 80": ("llama", _TINY | {"num_hidden_layers": 4, "hidden_size": 80, "intermediate_size": 256}),
 }
 

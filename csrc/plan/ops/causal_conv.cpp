@@ -21,6 +21,7 @@ struct CausalConvOp final : RowOp {
     bool silu;
 
     const char* name() const override { return "causal_conv"; }
+    bool needs_barrier_before() const override { return true; }  // the first rows of a share need those before it
     Registers reads() const override { return {x}; }
     Registers writes() const override { return {out}; }
     void check(const StepInput& input) const override { require_states(input, state->owner->num_slots); }

@@ -5,6 +5,7 @@
     experts.gate_up_proj  | gate of expert 0 | up of expert 0 | gate of expert 1 | …     [experts, rows, columns]
     experts.gate_proj     | expert 0 | expert 1 | …     GGUF's; so are up_proj and down_proj, and biases
     block_sparse_moe      Mixtral's: `mlp` by another name, with experts of w1 (gate), w2 (down) and w3 (up)
+    feed_forward          LFM2's, which has names of its own for norms, too
 
 A new spelling is a line in _JOINS, _STACKS or _NAMES. Those of gpt-oss, which are no rows, are in `sideways.py`.
 """
@@ -27,9 +28,21 @@ _STACKS: Mapping[str, tuple[str, ...]] = {
     "up_proj": ("up_proj",),
     "down_proj": ("down_proj",),
 }
-# Of Mixtral: stored name -> the model's.
-_NAMES: Mapping[str, str] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_RENAMED = re.compile(r"(.+\.)block_sparse_moe\.(gate|(experts\.\d+\.)(w[123]))\.weight", re.ASCII)
+# Of Mixtral and LFM2: what files call a part -> the name that it has in other families.
+_NAMES: Mapping[str, str] = {
+    "block_sparse_moe": "mlp",
+    "feed_forward": "mlp",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    "operator_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "embedding_norm": "norm",
+    "self_attn.q_layernorm": "self_attn.q_norm",
+    "self_attn.k_layernorm": "self_attn.k_norm",
+    "self_attn.out_proj": "self_attn.o_proj",
+}
+_RENAMED = re.compile(rf"(?<![^.])({'|'.join(map(re.escape, _NAMES))})(?![^.])", re.ASCII)
 _STACKED = re.compile(rf"(.+\.experts\.)({'|'.join(_STACKS)})(\.weight|\.bias)?", re.ASCII)
 _JOINED = re.compile(rf"(.+\.)({'|'.join(map(re.escape, _JOINS))})(\.weight|\.bias)", re.ASCII)
 
@@ -59,9 +72,7 @@ class Join:
 
 def renamed(stored: str) -> str:
     """The model's name of a tensor that files store under another one; other names as they are."""
-    if (match := _RENAMED.fullmatch(stored)) is None:
-        return stored
-    return f"{match[1]}mlp.{f'{match[3]}{_NAMES[match[4]]}' if match[3] else 'gate'}.weight"
+    return _RENAMED.sub(lambda match: _NAMES[match[1]], stored)
 
 
 def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join | Sideways]:
@@ -69,13 +80,14 @@ def joins_of(specs: Sequence[WeightSpec], stored: Collection[str]) -> list[Join 
     needed = {spec.source: spec for spec in specs}
     joins: list[Join | Sideways] = []
     for name in stored:
-        if (part := needed.get(renamed(name))) is not None and part.source != name:
+        ours = renamed(name)
+        if (part := needed.get(ours)) is not None and ours != name:
             joins.append(Join(WeightSpec(name, part.shape), (part,)))
             continue
         if (found := sideways_of(name, needed, stored)) is not None:
             joins += found
             continue
-        if (match := _STACKED.fullmatch(name)) is not None:
+        if (match := _STACKED.fullmatch(ours)) is not None:
             joins += _stack(name, match[1], _STACKS[match[2]], match[3] or ".weight", needed)
             continue
         if (match := _JOINED.fullmatch(name)) is None or name in needed:

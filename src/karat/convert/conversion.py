@@ -24,6 +24,7 @@ from karat.convert.mix import TypeMix, is_router, type_of
 from karat.convert.restating import require_said, restated, with_template
 from karat.convert.tokenizer import tokenizer_pairs
 from karat.errors import ConfigError, NumericsError, UsageError
+from karat.models.decoder import weight_specs
 from karat.models.families import FAMILIES
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
@@ -84,12 +85,11 @@ def convert(
     weights = find_weights(config, source)
     reports: list[TensorReport] = []
     tensors: list[NewTensor] = []
+    shape_of = _shapes(config)
     for new_name, stacked in _by_stored_name(weights, form).items():
         name, weight = stacked[0].name, stacked[0]
         dtype, reason = _chosen_type(mix, name, weight, config, pure=pure)
-        shape = weight.shape if len(stacked) == 1 else (len(stacked), *weight.shape)
-        if form.is_single_row(name):
-            shape = shape[1:]
+        shape = shape_of(stacked)
         if weight.is_quantised and dtype in FORMATS and dtype != weight.dtype and not requantize:
             why = f" ({reason})" if reason else ""
             raise UsageError(
@@ -134,6 +134,19 @@ def _by_stored_name(weights: Mapping[str, Weight], form: GgufForm[Any]) -> dict[
     return found
 
 
+def _shapes(config: ModelConfig) -> Callable[[Sequence[Weight]], tuple[int, ...]]:
+    """The shape of a tensor of the file that has these weights, which are alike."""
+    form = FAMILIES[config.model_type].gguf
+    others = {spec.source: spec.stored[-1] for spec in weight_specs(config) if spec.stored}
+
+    def shape_of(stacked: Sequence[Weight]) -> tuple[int, ...]:
+        shape = others.get(stacked[0].name, stacked[0].shape)
+        shape = shape if len(stacked) == 1 else (len(stacked), *shape)
+        return shape[1:] if form.is_single_row(stacked[0].name) else shape
+
+    return shape_of
+
+
 def _chosen_type(mix: TypeMix, name: str, weight: Weight, config: ModelConfig, *, pure: bool) -> tuple[str, str | None]:
     match = _LAYER.match(name)
     dtype = type_of(mix, name, weight.shape, int(match[1]) if match else None, config, pure=pure)
@@ -155,11 +168,10 @@ def own_tensors(
     """
     form = FAMILIES[config.model_type].gguf
     tensors = []
+    shape_of = _shapes(config)
     for stored_name, stacked in _by_stored_name(weights, form).items():
-        shape = stacked[0].shape if len(stacked) == 1 else (len(stacked), *stacked[0].shape)
-        if form.is_single_row(stacked[0].name):
-            shape = shape[1:]
-        is_float = len(shape) < 2 or is_router(stacked[0].name)
+        shape = shape_of(stacked)
+        is_float = len(stacked[0].shape) < 2 or is_router(stacked[0].name)
         loads = [partial(load, weight.name) for weight in stacked]
         dtype = "F32" if is_float else dtype_of(stacked[0])
         tensors.append(NewTensor(stored_name, dtype, shape, partial(_as_they_are, config, loads, is_float=is_float)))

@@ -1,8 +1,9 @@
 """A model's configuration as the metadata of a GGUF file, with errors for what GGUF cannot express."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from karat.checkpoint.gguf.writer import scalar, string
+from karat.checkpoint.gguf.writer import numbers, scalar, string
 from karat.config import LayerShape, ModelConfig, RopeConfig
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
@@ -22,7 +23,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         )
     if (reason := form.not_in_gguf(config)) is not None:
         raise ConfigError(f"GGUF cannot state {reason}")
-    numbers = {
+    stated: dict[str, int | Sequence[int]] = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_layers,
@@ -37,17 +38,22 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         **form.written(config),
     }
     if form.has_window:  # 0 too: a file without the key gets a warning when it is opened
-        numbers["attention.sliding_window"] = window
+        stated["attention.sliding_window"] = window
     pairs = [
         ("general.architecture", string(arch)),
         ("general.type", string("model")),
         ("general.name", string(name)),
-        *((f"{arch}.{key}", scalar("UINT32", number)) for key, number in numbers.items()),
+        *((f"{arch}.{key}", _whole(number)) for key, number in stated.items()),
         (f"{arch}.attention.layer_norm_rms_epsilon", scalar("FLOAT32", config.rms_norm_eps)),
         (f"{arch}.rope.freq_base", scalar("FLOAT32", rope.theta)),
         *((f"{arch}.{key}", scalar("FLOAT32", getattr(config, name))) for key, name in form.numbers.items()),
     ]
     return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(rope, form.yarn_truncates)]
+
+
+def _whole(stated: int | Sequence[int]) -> bytes:
+    """A number of all layers, or one for each."""
+    return scalar("UINT32", stated) if isinstance(stated, int) else numbers("INT32", stated)
 
 
 def _window(config: ModelConfig) -> int:

@@ -99,9 +99,16 @@ def _wanted(mix: TypeMix, name: str, shape: tuple[int, ...], layer: int | None, 
 
 
 def _in_layer(mix: TypeMix, part: str, layer: int, config: ModelConfig) -> str:
-    """The type of a part of a layer (v_proj, down_proj …), by the rules for all families."""
-    shape = config.shape(layer)
-    is_shared = shape.num_heads >= 4 * shape.num_kv_heads
+    """The type of a part of a layer (v_proj, down_proj …), by the rules for all families.
+
+    They count the layers that have V, and ask the first layer how many heads share one.
+    """
+    shape, num_layers = config.shape(layer), config.num_layers
+    without = FAMILIES[config.model_type].gguf.without_values(config)
+    is_shared = 0 not in without and shape.num_heads >= 4 * shape.num_kv_heads
+    if part == "v_proj":
+        num_layers -= len(without)
+        layer -= sum(other < layer for other in without)
     match mix.name, part:
         case "Q2_K", "v_proj":
             return "Q4_K" if is_shared else "Q3_K"
@@ -110,18 +117,18 @@ def _in_layer(mix: TypeMix, part: str, layer: int, config: ModelConfig) -> str:
         case "Q3_K_M", "v_proj":
             return "Q5_K" if layer < 2 else "Q4_K"
         case "Q3_K_M", "down_proj":
-            return "Q5_K" if layer < config.num_layers // 16 else "Q4_K"
+            return "Q5_K" if layer < num_layers // 16 else "Q4_K"
         case "Q3_K_M", "o_proj":
             return "Q4_K"
         case "Q3_K_L", "v_proj" | "down_proj" | "o_proj":
             return "Q5_K"
         case "Q4_K_S", "v_proj" if layer < 4:
             return "Q5_K"
-        case (("Q4_K_M" | "Q5_K_M"), ("v_proj" | "down_proj")) if _is_sensitive(layer, config.num_layers):
+        case (("Q4_K_M" | "Q5_K_M"), ("v_proj" | "down_proj")) if _is_sensitive(layer, num_layers):
             return "Q6_K"
         case (("IQ4_NL" | "IQ4_XS"), "v_proj") if is_shared:
             return "Q5_K"
-        case (("Q4_K_S" | "IQ4_NL" | "IQ4_XS"), "down_proj") if layer < config.num_layers // 8:
+        case (("Q4_K_S" | "IQ4_NL" | "IQ4_XS"), "down_proj") if layer < num_layers // 8:
             return "Q5_K"
     return mix.base
 

@@ -7,6 +7,7 @@ from karat.checkpoint.composite import Composite
 from karat.models import (
     gpt_oss,
     granite,
+    lfm2,
     llama,
     ministral3,
     mistral,
@@ -33,6 +34,7 @@ FAMILIES: Mapping[str, Family[Any]] = {
     for family in (
         gpt_oss.FAMILY,
         granite.FAMILY,
+        lfm2.FAMILY,
         llama.FAMILY,
         ministral3.FAMILY,
         mistral.FAMILY,

@@ -57,6 +57,8 @@ def read_decoder(
     num_kv_heads: int,
     head_dim: int | None = None,
     intermediate_size: int | None = None,
+    eps_key: str = "rms_norm_eps",
+    tied: bool | None = None,
     default_theta: float = DEFAULT_THETA,
     default_rope: Mapping[str, object] = MappingProxyType({}),
     rope_keys: Collection[str] = (),
@@ -65,8 +67,9 @@ def read_decoder(
     """A `config` from the keys that all families share and the family's `own` fields.
 
     A head_dim of None means hidden_size / num_attention_heads; intermediate_size is the one where none is stated;
-    default_theta is RoPE's base where none is stated, and
-    default_rope its parameters where none are. Of RoPE's parameters the family reads `rope_keys` itself.
+    eps_key is what the family calls the norms' epsilon, and `tied` whether the head is the embedding, where the family
+    reads that itself. default_theta is RoPE's base where none is stated, and default_rope its parameters where none
+    are. Of RoPE's parameters the family reads `rope_keys` itself.
     Raises ConfigError for missing or invalid values.
     """
     activation = reader.get(str, "hidden_act", "silu")
@@ -95,10 +98,10 @@ def read_decoder(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=reader.get(float, "rms_norm_eps"),
+        rms_norm_eps=reader.get(float, eps_key),
         max_position_embeddings=max_positions,
         rope=read_rope(reader, max_positions, default_theta, default_rope, rope_keys),
-        tie_word_embeddings=reader.get(bool, "tie_word_embeddings", False),
+        tie_word_embeddings=reader.get(bool, "tie_word_embeddings", False) if tied is None else tied,
         layer_windows=layer_windows,
         dtype=read_dtype(reader),
         bos_token_id=bos[0] if bos else None,

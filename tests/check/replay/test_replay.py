@@ -48,7 +48,7 @@ def _karat(subject: Subject, ops: object, **options: object) -> Trace:
 
 
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("family", random_models.FAMILIES)
+@pytest.mark.parametrize("family", random_models.RECORDED)
 @pytest.mark.parametrize("index", range(3))
 def test_healthy_runs_stay_within_the_floor(family: str, index: int) -> None:
     subject = draw(f"{SEED}-healthy-{family}-{index}", family=family)
@@ -180,7 +180,7 @@ def test_what_does_not_fit_the_model_is_refused() -> None:
 
 
 def test_every_family_has_a_graph() -> None:
-    for family in random_models.FAMILIES:
+    for family in random_models.RECORDED:
         subject = draw(f"{SEED}-{family}", family=family)
         graph = build_graph(subject.graph.config)
         assert next(iter(graph.nodes)) == "model.embed_tokens" and next(reversed(graph.nodes)) == "lm_head"

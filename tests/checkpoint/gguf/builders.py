@@ -10,6 +10,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.support.parallel import hub_name
+
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 FORMS = {
     U8: "<B",
@@ -158,8 +160,14 @@ def write_model(
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config.get("intermediate_size", 8))
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads = config["num_key_value_heads"]
+    writer.add_head_count_kv(
+        [kv_heads * each for each in has_attention(config)] if "conv_L_cache" in config else kv_heads
+    )
+    writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
+    if taps := config.get("conv_L_cache"):
+        writer.add_shortconv_l_cache(taps)
+        weights = {name: each[:, 0] if name.endswith("conv.conv.weight") else each for name, each in weights.items()}
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * rotary_part(config)))
@@ -206,6 +214,7 @@ def write_model(
         if is_paired and ".k_proj." in name:
             stored = paired(weight, config["num_key_value_heads"])
         name = name.replace(".dt_bias", ".dt_proj.bias")
+        name = hub_name(family, name) if "conv_L_cache" in config else name
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None
         writer.add_tensor(new_name, stored)
@@ -213,6 +222,13 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def has_attention(config: Mapping[str, Any]) -> list[bool]:
+    """Which layers of a model with short convolutions have attention."""
+    if types := config.get("layer_types"):
+        return [kind == "full_attention" for kind in types]
+    return [index in config["full_attn_idxs"] for index in range(config["num_hidden_layers"])]
 
 
 def rotary_part(config: Mapping[str, Any]) -> float:

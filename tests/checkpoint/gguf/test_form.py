@@ -27,6 +27,7 @@ def test_every_name_and_back(family: str) -> None:
         stored = form.stored_name(spec.source)
         one = re.sub(r"\.experts\.\d+\.", ".experts.", spec.source)  # tensor has the matrices of all experts
         suffixed = f"{one}.weight" if one.endswith(form.bare) else one.replace(".dt_bias", ".dt_proj.bias")
+        suffixed = parallel.hub_name(family, suffixed) if family.startswith("lfm2") else suffixed
         assert stored == names.get_name(suffixed, try_suffixes=(".weight", ".bias"))
         assert form.canonical_name(stored or "") == one
 

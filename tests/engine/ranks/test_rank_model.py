@@ -30,7 +30,17 @@ from tests.support.thread_group import ThreadGroup, on_all_ranks
 
 STORED = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4")
 # Their experts and delta nets are cut by other rules, or their attention is not cut.
-OTHER_RULES = ("gpt_oss", "mixtral", "olmo2", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe")
+OTHER_RULES = (
+    "gpt_oss",
+    "lfm2",
+    "mixtral",
+    "olmo2",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_moe",
+)
 DEGREES = (2, 4, 8)
 
 

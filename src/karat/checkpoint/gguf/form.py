@@ -1,7 +1,7 @@
 """GgufForm: how GGUF stores a family's models. Each family states its own (karat.models)."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -64,7 +64,8 @@ class GgufForm(Generic[C]):
     bare: Hugging Face names that are those of tensors, without `.weight`.
     whole_names: of a layer's tensors whose GGUF name does not end in `.weight`, GGUF's name -> Hugging Face's.
     top: tensors of no layer that only this architecture has, GGUF's name -> Hugging Face's.
-    own_keys: keys of the architecture that `own_config` reads, or that change nothing; `written` are their numbers.
+    own_keys: keys of the architecture that `own_config` reads, or that change nothing; `written` are their numbers,
+        and lists of one number a layer.
     turns_part: whether RoPE may turn a part of a head, which `own_config` reads.
     has_window: whether the file states one sliding window, for all layers or those that config.json means.
     llama_cpp_has_window: whether llama.cpp computes with it.
@@ -80,6 +81,7 @@ class GgufForm(Generic[C]):
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
     doubt: a warning for a file that another family of the architecture claims but that looks like this family's.
     finer_values: whether mixes of 3 and 4 bits store V in 5 bits, as llama.cpp does where 8 heads share a KV head.
+    without_values: the layers that have no V, by their numbers.
     not_in_gguf: why a file cannot state a model of this config; None if it can.
     not_in_llama_cpp: why llama.cpp (llama-cpp-python 0.3.36) does not load a model of this config; None if it does.
     """
@@ -92,7 +94,7 @@ class GgufForm(Generic[C]):
     whole_names: Mapping[str, str] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=dict)
     own_keys: tuple[str, ...] = ()
-    written: Callable[[C], Mapping[str, int]] = lambda _: {}
+    written: Callable[[C], Mapping[str, int | Sequence[int]]] = lambda _: {}
     turns_part: bool = False
     has_window: bool = False
     llama_cpp_has_window: bool = False
@@ -108,6 +110,7 @@ class GgufForm(Generic[C]):
     own_config: Callable[[Metadata, Collection[str]], Mapping[str, Any]] = lambda *_: {}
     doubt: Callable[[Metadata], str | None] = lambda _: None
     finer_values: Callable[[C], bool] = lambda _: False
+    without_values: Callable[[C], tuple[int, ...]] = lambda _: ()
     not_in_gguf: Callable[[C], str | None] = lambda _: None
     not_in_llama_cpp: Callable[[C], str | None] = lambda _: None
 
