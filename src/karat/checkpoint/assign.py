@@ -1,6 +1,6 @@
 """assign: gives every layer its weight, or raises one error that lists every mismatch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -25,7 +25,6 @@ def assign(
     checkpoint: Checkpoint,
     *,
     tied: Mapping[str, str] = MappingProxyType({}),
-    ignorable: Callable[[str], bool] = is_recomputed,
 ) -> dict[str, Weight]:
     """The weight of each spec, by `spec.source`. No weight is read, except both copies of a tied one.
 
@@ -55,7 +54,7 @@ def assign(
         else:
             assigned[spec.source] = replace(weight, shape=spec.shape) if spec.stored else weight
     expected = {*(spec.source for spec in wanted), *tied}
-    unexpected = [name for name in stored if name not in expected and not ignorable(name)]
+    unexpected = [name for name in stored if name not in expected and not is_recomputed(name)]
     if missing or unexpected or misshapen:
         raise CheckpointError(_describe(checkpoint, missing, unexpected, misshapen))
     for alias, source in tied.items():

@@ -61,10 +61,6 @@ def _to(dtype: FloatName, like: Array) -> Callable[[Array], Array]:
     return lambda x: rounded(x, dtype).astype(like.dtype, copy=False)
 
 
-def _no(x: Array) -> Array:
-    return x
-
-
 @mistake("norm", of=norm, name="narrow")
 def narrow_norm(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> Array:
     """The last number: by how many units the one number of each row is moved, which may lie near a tie."""

@@ -108,7 +108,7 @@ def _uncovered(pieces: Sequence[tuple[int, int]], length: int) -> int | None:
     return end if end < length else None
 
 
-def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, attention: bool = False) -> Trace:
+def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName) -> Trace:
     """One trace of all ranks over a text; the arrays of rank r are called `name@r`."""
     with ExitStack() as stack:
         files = _files(ranks.size, stack)
@@ -120,7 +120,6 @@ def record_ranks(ranks: ParallelModel, steps: Steps, kv_dtype: FloatName, *, att
                 decode=steps.decode,
                 kv_dtype=kv_dtype,
                 files=files,
-                attention=attention,
             ),
             RankDone,
             num_steps=len(steps.cuts) + steps.decode,

@@ -44,7 +44,6 @@ class RankRecord(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     decode: int
     kv_dtype: FloatName
     files: tuple[str, ...]
-    attention: bool
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -86,7 +85,7 @@ class CheckedRank(Rank):
         assert model is not None and group is not None, "nothing is loaded"
         group.begin(record.number)
         steps = Steps(record.token_ids, record.cuts, record.decode)
-        selection = Selection(attention=record.attention)
+        selection = Selection(attention=False)
         trace = record_model(model, steps, selection=selection, kv_dtype=record.kv_dtype)
         write_trace(Path(record.files[self.rank]), trace)
         return RankDone()
