@@ -87,6 +87,18 @@ def _check_healthy(subject: Subject, trace: Trace, name: str) -> None:
         assert drift.ratio < 50, f"{name}: {drift}"
 
 
+def test_the_floor_of_a_single_number_is_no_matter_of_chance() -> None:
+    """The gate of a shared expert gives one number a token: the largest of three draws was a fifth of the usual one."""
+    subject = draw("1-narrow", family="qwen2_moe", lengths=(60, 80))
+    replay = Replay(subject.graph, subject.weights, _karat(subject, ReferenceOps("float32")))
+    name = next(name for name in subject.graph.nodes if name.endswith("shared_expert_gate"))
+    names = replay.segment(name)
+    x = replay.value(subject.graph.nodes[name].inputs[0])
+    floors = replay.floor(names, replay.run(names)) / np.linalg.norm(x, axis=-1, keepdims=True)
+    assert floors.shape == (len(x), 1)
+    assert floors.min() > 0.45 * np.median(floors)
+
+
 def test_the_graph_computes_what_the_reference_executor_does() -> None:
     """In float64 nothing but the last digits may differ: two implementations of every op, to 1e-12."""
     subject = draw(f"{SEED}-graph")

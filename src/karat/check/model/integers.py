@@ -34,6 +34,17 @@ def moved(x: Array, by: Array, activations: str) -> Array:
     return np.where(is_largest, x, there)
 
 
+def on_other_side(x: Array, by: Array, noisy: Array, activations: str) -> Array:
+    """`noisy` [tokens, features] rounded to integers, but what is within `by` of a tie in x goes to its other side.
+
+    Whatever has moved `noisy`: a number that noise before it takes away from its tie, by itself falls to either side.
+    """
+    right = as_integers(x, activations)
+    up, down = (as_integers(moved(x, way * by, activations), activations) for way in (1, -1))
+    other = np.where(up != right, up, down)
+    return np.where(other != right, other, as_integers(noisy, activations))
+
+
 def half_step(x: Array, activations: str) -> Array:
     """The largest error of that rounding for each value of x [tokens, features]."""
     powers = quantise(x.astype(np.float32), WIDTHS[activations]).powers.astype(np.float64)

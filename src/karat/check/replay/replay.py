@@ -25,6 +25,9 @@ from karat.check.trace.format import Trace
 from karat.config import FloatName
 
 _DRAWS = 3
+# Numbers of noise at least that a row's floor is the largest of, each drawn by itself. Where rounding errors are normal
+# and one row has a single number, three draws are all less than a tenth of its error once in a thousand rows.
+_NUMBERS = 16
 MANY = 128  # tokens, from which on one draw of noise has enough values
 _WIDE = 64  # features, from which on one draw of noise has enough values
 _ENOUGH = 8  # tokens, for the floor of a feature to be its own
@@ -47,16 +50,24 @@ class Replay(Runs):
         token's; in scores, weights and RoPE it is one head's of a token.
         """
         edits = edits or {}
-        if self.graph.nodes[names[-1]].kind == "chosen_ids":
+        kind = self.graph.nodes[names[-1]].kind
+        if kind == "chosen_ids":
             return self._floor_of_choice(names)
+        row = (-2, -1) if kind == "linear" and expected.ndim == 3 else (-1,)
         with np.errstate(all="ignore"):
-            spread = KINDS[self.graph.nodes[names[-1]].kind].roundings * self.unit * np.abs(expected)
-            draws: list[tuple[np.dtype[np.floating], int]] = [(F64, draw) for draw in range(_DRAWS)]
+            spread = KINDS[kind].roundings * self.unit * np.abs(expected)
+            num_draws = max(_DRAWS, -(-_NUMBERS // prod(expected.shape[axis] for axis in row)))
+            draws: list[tuple[np.dtype[np.floating], int]] = [(F64, draw) for draw in range(num_draws)]
             if self.is_wide(names):
                 # With thousands of values one draw is enough, with noise and float32 in the same pass.
                 draws = [(self.noisy_dtype, 0)]
             for dtype, draw in draws:
                 moved = self._run(names, edits, dtype, self.unit, self._noisy[draw % 2])
+                np.fmax(spread, gap(moved, expected), out=spread)
+            if self.trace.info.integers and len(names) > 1:
+                right: dict[str, Array] = {}
+                self._run(names, edits, F64, 0.0, self.context, kept=right)
+                moved = self._run(names, edits, F64, self.unit, self._noisy[0], right=right)
                 np.fmax(spread, gap(moved, expected), out=spread)
             if self.unit == PRECISION["float32"] and len(draws) > 1:
                 single = self._run(names, edits, F32, 0.0, self.context)
@@ -65,10 +76,9 @@ class Replay(Runs):
         recorded = self.recorded.get(names[-1])
         if recorded is not None and recorded.present is not None:
             spread = np.where(recorded.present, spread, 0)  # inputs of the other rows may be missing
-        per_head = self.graph.nodes[names[-1]].kind == "linear" and spread.ndim == 3
-        by_row = spread.max(axis=(-2, -1) if per_head else (-1,), keepdims=True)
+        by_row = spread.max(axis=row, keepdims=True)
         num_rows = len(spread) if recorded is None or recorded.present is None else int(recorded.present.sum())
-        if self.graph.nodes[names[-1]].kind in ("scores", "softmax") or num_rows < _ENOUGH:
+        if kind in ("scores", "softmax") or num_rows < _ENOUGH:
             return by_row
         # A feature that is small in every token, by small weights, has a floor of its own.
         return np.minimum(by_row, spread.max(axis=0, keepdims=True))

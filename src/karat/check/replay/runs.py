@@ -14,6 +14,7 @@ from karat.check.mistakes.parts import PART, in_part
 from karat.check.model.byte_lru import ByteLRU
 from karat.check.model.context import Context, Weights
 from karat.check.model.graph import Edits, Graph, Node
+from karat.check.model.integers import on_other_side
 from karat.check.model.tokens import Tokens
 from karat.check.replay.align import Recordings, ResultShape
 from karat.check.replay.finding import F64, Array
@@ -134,7 +135,9 @@ class Runs:
         *,
         kept: dict[str, Array] | None = None,
         reuse: Mapping[str, Array] | None = None,
+        right: Mapping[str, Array] | None = None,
     ) -> Array:
+        """The last of `names`, with noise of `unit`. `right`: what is near a tie there goes to the tie's other side."""
         local: dict[str, Array] = {} if kept is None else kept
         inside = set(names)
         result: Array = np.zeros(0)
@@ -153,7 +156,7 @@ class Runs:
                     local[source] = self._moved(source, self._input(source).astype(dtype, copy=False), unit)
 
             def compute(node: Node, through: _Through = _same) -> Array:
-                return self._of_inputs(node, through, local, inside, dtype, unit, context)
+                return self._of_inputs(node, through, local, inside, dtype, unit, context, right or {})
 
             if PART in edit:
                 result = in_part(node, edit, self.tokens, self.domain(node), compute)
@@ -179,6 +182,7 @@ class Runs:
         dtype: np.dtype[np.floating],
         unit: float,
         context: Context,
+        right: Mapping[str, Array],
     ) -> Array:
         """A node's result of inputs that go through a function."""
         inputs, here = [through(local[source]) for source in node.inputs], context
@@ -187,6 +191,11 @@ class Runs:
             if not others and source not in inside and self.recorded.get(source) is not None:
                 # The engine made integers of these very numbers.
                 inputs, here = [through(self._input(source).astype(dtype, copy=False))], self.context
+            elif source in right and self.trace.info.integers:
+                exact, noisy = (through(x).reshape(len(x), -1) for x in (right[source], local[source]))
+                by = _STRAY * self.unit * np.abs(exact).max(axis=-1, keepdims=True, initial=0)
+                read = on_other_side(exact, by, noisy, self.trace.info.integers)
+                inputs, here = [read.astype(dtype, copy=False)], self.exact
         elif unit:
             inputs = self.noise.as_rounded(node, inputs)
         result = evaluate(node, inputs, here, dtype)
