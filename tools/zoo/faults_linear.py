@@ -54,6 +54,8 @@ class Sharded(nn.Module):
                     out = sums[-1]
                 case "twice":
                     out = len(sums) * sum(sums)
+                case "mean":
+                    out = sum(sums) / len(sums)
                 case _:
                     out = sum(sums)
         return out if self.bias_value is None else out + self.bias_value
@@ -81,9 +83,16 @@ def shard_dim(subject: Subject, stack: ExitStack) -> bool:
 
 
 def reduce_missing(subject: Subject, stack: ExitStack) -> bool:
+    return _reduced(subject, subject.rng.choice(["first-only", "last-only", "twice"]))
+
+
+def reduce_mean(subject: Subject, stack: ExitStack) -> bool:
+    return _reduced(subject, "mean")
+
+
+def _reduced(subject: Subject, kind: str) -> bool:
     n = subject.rng.choice([2, 4])
     name = subject.rng.choice(["o", "down"])
-    kind = subject.rng.choice(["first-only", "last-only", "twice"])
     done = False
     for layer in layers(subject):
         module = linears(layer)[name]

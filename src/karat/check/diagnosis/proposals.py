@@ -67,7 +67,7 @@ class Proposals:
         seen: set[Any] = set()
         pools = [(self._enumerated(layers), False)]
         if len(layers) > 1:
-            pools.append((list(self._enumeration.of_all_norms()), False))
+            pools.append(([*self._enumeration.of_all_norms(), *self._enumeration.of_all_sums()], False))
             pools += [(self._enumerated((layer,)), True) for layer in layers]
         has_ends = any(self._graph.nodes[name].layer is None for name in names)
         pools.insert(0 if has_ends else len(pools), (self._ends, False))

@@ -110,10 +110,19 @@ _NUMBERS = {"scores": _scales, "norm": _epsilons}  # by the kind of node; all of
 def same_by_factor(replay: Replay, finding: Finding, mistakes: Iterable[Variant]) -> Iterator[Variant]:
     """Factors of an embedding that is not recorded which have the same effect as these mistakes of its readers.
 
-    Another eps of a norm has the effect of a factor before the norm, and so has a residual that counts twice.
+    Another eps of a norm has the effect of a factor before the norm, and so has a residual that counts twice. And a
+    factor of all that is added up before the norms is another eps of all of them.
     """
     inside = {name for name in finding.segment if replay.graph.nodes[name].kind == "embedding"}
     for mistake in mistakes:
+        if mistake.bug == "reduce-mean" and not inside.isdisjoint(mistake.edits):
+            factor = mistake.edits[next(iter(inside))]["output_factor"]
+            norms = [node for name in finding.segment if (node := replay.graph.nodes[name]).kind == "norm"]
+            norms = [node for node in norms if node.layer is None or "." not in node.role]
+            edits = {node.name: {"eps": node.params["eps"] / factor**2} for node in norms}
+            eps = ", ".join(sorted({f"{params['eps']:g}" for params in edits.values()}))
+            yield Variant("norm-eps", f"all norms: eps {eps}", edits, fitted=True)
+            continue
         for name, params in mistake.edits.items():
             node = replay.graph.nodes[name]
             if inside.isdisjoint(node.inputs[:1]):

@@ -47,6 +47,10 @@ class Enumeration:
         for role in linears:
             for bug, detail, params in linear.linears(self.scope, layer.node(role)):
                 yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
+        sums = {role: layer.node(role) for role in linears if role.endswith(linear.ROW_PARALLEL)}
+        for ranks in self.scope.degrees if len(sums) > 1 else ():
+            averaged: dict[str, Params] = {role: linear.averaged(node, ranks) for role, node in sums.items()}
+            yield Variant("reduce-mean", f"all sums over ranks: divided by {ranks}", layer.edit(averaged))
         yield from loading.layer_wide(self.scope, layer)
         for bug, detail, role, params in result.overflow(linears, [role for role in _OVERFLOWING if role in layer]):
             yield Variant(bug, f"{role}: {detail}", layer.edit({role: params}))
@@ -77,6 +81,14 @@ class Enumeration:
             if bug != "layer-prefix" and all((bug, detail) in found for found in of_nodes):
                 edits = {node.name: found[bug, detail] for node, found in zip(nodes, of_nodes, strict=True)}
                 yield Variant(bug, f"all norms: {detail}", edits)
+
+    def of_all_sums(self) -> Iterator[Variant]:
+        """What one function that adds the ranks' parts does wrong, to the embedding and in all layers."""
+        nodes = [node for node in self.graph.nodes.values() if node.role.endswith(linear.ROW_PARALLEL)]
+        for ranks in self.scope.degrees:
+            edits = {node.name: linear.averaged(node, ranks) for node in nodes}
+            edits[embedding.EMBED] = {"output_factor": 1 / ranks}
+            yield Variant("reduce-mean", f"all sums over ranks, the embedding's too: divided by {ranks}", edits)
 
     def of_ends(self) -> Iterator[Variant]:
         """The mistakes of embedding, final norm and head, and of multipliers beside them."""

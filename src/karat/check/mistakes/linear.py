@@ -42,6 +42,10 @@ BUGS: Mapping[str, Bug] = {
     "reduce-missing": Bug(
         "partial sums are not reduced, or reduced twice", "reduce a row-parallel layer's output exactly once"
     ),
+    "reduce-mean": Bug(
+        "partial sums are divided by the number of ranks",
+        "all_reduce adds the ranks' parts (SUM), and takes no mean of them",
+    ),
     "transposed": Bug(
         "the weight is read as [in, out] (row-major taken for column-major)",
         "weights are stored [out_features, in_features], row-major",
@@ -68,6 +72,7 @@ BUGS: Mapping[str, Bug] = {
     "byte-order": Bug("the bytes of the weights are swapped", "safetensors and GGUF are little-endian"),
 }
 
+ROW_PARALLEL = ("o_proj", "down_proj")  # ends of the roles whose parts are added over ranks
 ROWS = {
     "before": "the row of the token before",
     "after": "the row of the token after",
@@ -168,6 +173,11 @@ def other_layers(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
             yield "layer-prefix", f"the weight of layer {other}", taken
 
 
+def averaged(node: Node, ranks: int) -> Params:
+    """The parts of a row-parallel layer, divided by the number of ranks; a bias is added after that."""
+    return {"output_factor": 1 / ranks} | ({"bias_factor": ranks} if node.params.get("bias") else {})
+
+
 def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     weight, role = node.params["weight"], node.role
     out_features, in_features = scope.weights.shape(weight)
@@ -181,9 +191,9 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     yield from of_ranks(scope, node)
     for n in DEGREES:
         if in_features % n == 0 and out_features % n == 0:
-            kind = "row" if role.endswith(("o_proj", "down_proj")) else "column"
+            kind = "row" if role.endswith(ROW_PARALLEL) else "column"
             yield "shard-dim", f"over {n} ranks", {"effective": Effective(f"{kind}-shards", (weight,), (n,))}
-        if role.endswith(("o_proj", "down_proj")):
+        if role.endswith(ROW_PARALLEL):
             if in_features % n == 0:
                 for rank in range(n):
                     yield "reduce-missing", f"only the part of rank {rank} of {n}", {"input_part": (rank, n)}
@@ -191,6 +201,7 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
             yield "reduce-missing", f"added up {n} times{bias}", {"output_factor": float(n)}
             if bias:
                 yield "reduce-missing", f"added up {n} times", {"output_factor": float(n), "bias_factor": 1 / n}
+            yield "reduce-mean", f"divided by {n}", averaged(node, n)
     for how, bug, detail in misreadings(scope, weight):
         yield bug, detail, {"effective": Effective("bits", (weight,), (how,))}
         if len(both := misread(scope, node, how)) == 2:
@@ -220,7 +231,7 @@ def _regrouped(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
 def of_ranks(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     """What ranks do with their own parts of a weight: the parts of others, or each read as columns."""
     weight, bias = node.params["weight"], node.params.get("bias")
-    axis = 1 if node.role.endswith(("o_proj", "down_proj")) else 0
+    axis = 1 if node.role.endswith(ROW_PARALLEL) else 0
     length, head_dim = scope.weights.shape(weight)[axis], node.params.get("head_dim") or 1
     for n in (n for n in scope.degrees if length // head_dim % n == 0 and length > n):
         how = ("as columns", axis, n)
