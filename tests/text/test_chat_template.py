@@ -88,7 +88,9 @@ def test_released_templates(theirs: Any, data_dir: Path) -> None:
     # Not vacuous: all templates but one render most conversations.
     most = num_tried / len(sources) / 2
     assert {name for name in sources if num_rendered[name] < most} == NEED_TOOLS & sources.keys()
-    assert num_rendered.total() >= 0.8 * num_tried
+    # Of any 16 others: those that refuse most (a system message, roles that do not alternate) render 78%.
+    of_others = [count for name, count in num_rendered.items() if name not in NEED_TOOLS]
+    assert sum(of_others) >= 0.75 * num_tried * len(of_others) / len(sources)
 
 
 @pytest.fixture(scope="module")
