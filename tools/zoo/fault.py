@@ -17,7 +17,8 @@ Fault = Callable[[Subject, ExitStack], bool | None]
 class Row:
     """A row of the catalogue: the fault, the settings that a model needs for it, and the part of a run.
 
-    caches: the faults of a cache (tools.zoo.caches), one of which a run has.
+    caches: the faults of a cache (tools.zoo.caches), one of which a run has; cached: a run keeps states in one, which
+    hybrids else do without.
     """
 
     bug: str
@@ -25,6 +26,7 @@ class Row:
     draw: Mapping[str, Any]
     part: str = ""
     caches: tuple[str, ...] = ()
+    cached: bool = False
 
     @property
     def title(self) -> str:

@@ -14,6 +14,7 @@ import torch
 from tools.zoo import caches
 from tools.zoo import faults_experts as experts
 from tools.zoo import faults_parts as parts
+from tools.zoo import faults_recurrence as recurrence
 from tools.zoo import faults_rows as rows
 from tools.zoo.attention import patch_attention
 from tools.zoo.fault import Fault, Row, layers
@@ -95,6 +96,7 @@ _SHARED: dict[str, Any] = {
     }
 }
 _MIXTURE = {"family": "qwen3_moe"}
+_HYBRID: dict[str, Any] = {"family": "qwen3_5_text"}
 _MIXED = {"steps": "mixed", **_NO_WINDOW}
 
 ROWS: tuple[Row, ...] = (
@@ -213,4 +215,29 @@ MIXTURES: tuple[Row, ...] = (
         {"family": "gpt_oss"},
     ),
     Row("clamp", experts.clamp, {"family": "gpt_oss"}),
+)
+_GROUPED_KEYS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+# Of families with recurrent layers, on full traces alone too.
+RECURRENT: tuple[Row, ...] = (
+    Row("key-heads", recurrence.rule(tiled=True), {"family": "qwen3_5_text", "changes": _GROUPED_KEYS}),
+    Row("conv-taps", recurrence.conv, _HYBRID),
+    Row("conv-activation", recurrence.no_activation, _HYBRID),
+    Row(
+        "decay-order",
+        _one_of(recurrence.rule(update=recurrence.decay_last), recurrence.rule(update=recurrence.undecayed)),
+        _HYBRID,
+    ),
+    Row("decay", recurrence.decay, _HYBRID),
+    Row(
+        "beta",
+        _one_of(recurrence.rule(update=recurrence.no_beta), recurrence.rule(update=recurrence.beta_of_v)),
+        _HYBRID,
+    ),
+    Row("delta-rule", recurrence.rule(update=recurrence.only_added), _HYBRID),
+    Row("l2-norm", recurrence.lengths, {**_HYBRID, "small_keys": True}),
+    Row("l2-norm", recurrence.rule(scaled=False), _HYBRID, "of q"),
+    Row("state-lost", recurrence.states, {**_HYBRID, "steps": "mixed"}, cached=True),
+    Row("state-lost", recurrence.rule(restarts=64), {**_HYBRID, "steps": "whole", "lengths": (80, 130)}, "in chunks"),
+    Row("gate-halves", recurrence.gate_halves, _HYBRID),
+    Row("norm-offset", recurrence.norm_offset, _HYBRID, "of hybrids"),
 )

@@ -3,8 +3,8 @@
 `python -m tools.zoo healthy --cases 1000` draws a model and a way to run it for each. Kinds take turns: transformers in
 float32 and bfloat16; Karat's executors, with a cache of float16 too; weights stored in every block format (random
 blocks of those that Karat only reads); every sum in another order (one number after the other, as another BLAS might);
-linears computed by shards, and traces that hold the shards of several ranks; and traces that say what their prompt was
-and what was generated.
+linears computed by shards, and traces that hold the shards of several ranks; traces that say what their prompt was
+and what was generated; and models with recurrent layers.
 """
 
 import random
@@ -32,6 +32,7 @@ from tools.zoo.faults_linear import Sharded
 from tools.zoo.faults_tokens import token_run
 from tools.zoo.models import Subject, draw
 
+RECURRENT = ("qwen3_5_text", "qwen3_5_moe_text")
 KINDS = (
     "transformers",
     "transformers bfloat16",
@@ -42,6 +43,7 @@ KINDS = (
     "shards",
     "ranks",
     "prompt and generation",
+    *(f"{family} {side}" for family in RECURRENT for side in ("native", "transformers")),
     *(f"{name} {side}" for name in FORMATS for side in ("native", "transformers")),
 )
 
@@ -50,6 +52,8 @@ def subject_of(kind: str, seed: str) -> Subject:
     first = kind.split()[0]
     if first in FORMATS:
         return draw(seed, stored=first)
+    if first in RECURRENT:
+        return draw(seed, family=first)
     if kind == "transformers bfloat16":
         return draw(seed, stored="BF16", dtype=torch.bfloat16)
     if kind == "ranks":  # sizes that two ranks share

@@ -86,10 +86,12 @@ def draw(
     changes: Mapping[str, Any] | None = None,
     gain: float = 1.0,
     lengths: tuple[int, int] | None = None,
+    small_keys: bool = False,
 ) -> Subject:
     """A model and a prompt. steps: "whole", "chunks", "decode", "mixed" (both), or None: one of the first three.
 
-    stored: one type, or one of several.
+    stored: one type, or one of several; small_keys: q and k of delta nets are so small that the eps of their lengths
+    counts.
     """
     rng = random.Random(seed)
     if isinstance(stored, tuple):
@@ -100,10 +102,13 @@ def draw(
     if changes:
         allowed = set(raw) | _OPTIONAL.get(raw["model_type"], set())
         raw |= {key: value for key, value in changes.items() if key in allowed}
-        raw.pop("layer_types", None)
+        if "linear_num_key_heads" not in raw:
+            raw.pop("layer_types", None)
     hf = random_models.build(raw, rng.randrange(2**31))
     with torch.no_grad():
         for layer in hf.model.layers:
+            if small_keys and hasattr(layer, "linear_attn"):
+                layer.linear_attn.conv1d.weight[: 2 * layer.linear_attn.key_dim] *= 1e-3
             if hasattr(layer.mlp, "experts"):
                 layer.mlp.experts.gate_up_proj.mul_(gain)
             else:

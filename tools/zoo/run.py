@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.diagnosis.verdict import Diagnosis
@@ -82,6 +83,8 @@ def run_case(
         cache = None
         if caches := [fault for row in rows for fault in row.caches]:
             cache = FaultyCache(subject.rng.choice(caches))
+        elif any(row.cached for row in rows):
+            cache = DynamicCache(config=subject.hf.config)
         try:
             broken = record(subject.hf, cache=cache)
         except CutInBlockError:

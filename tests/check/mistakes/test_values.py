@@ -2,7 +2,7 @@
 
 Covers: karat.check.mistakes.attention, karat.check.mistakes.block, karat.check.mistakes.embedding,
 karat.check.mistakes.enumerate, karat.check.mistakes.linear, karat.check.mistakes.loading, karat.check.mistakes.norm,
-karat.check.mistakes.result, karat.check.mistakes.rope, karat.check.mistakes.scope,
+karat.check.mistakes.recurrence, karat.check.mistakes.result, karat.check.mistakes.rope, karat.check.mistakes.scope,
 karat.check.mistakes.weight_readings, karat.check.model.evaluate, karat.check.model.context, karat.check.model.rounding.
 """
 

@@ -28,7 +28,6 @@ from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402
 from tests.check.record.test_layerwise import checked  # noqa: E402
 from tests.support import random_models  # noqa: E402
-from tests.support.mistakes import RECURRENT  # noqa: E402
 from tools.zoo.models import Subject, draw  # noqa: E402
 
 SEED = os.environ.get("KARAT_SEED", "20261122")
@@ -50,7 +49,7 @@ def fed(subject: Subject, theirs: Mapping[str, Array], ops: Executor, **options:
 
 
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("family", [family for family in random_models.RECORDED if family not in RECURRENT])
+@pytest.mark.parametrize("family", random_models.RECORDED)
 @pytest.mark.parametrize("executor", ["reference", "auto"])
 def test_every_op_is_at_the_floor_of_transformers_own(family: str, executor: str) -> None:
     """Every result that both have, on a cache that rounds too."""

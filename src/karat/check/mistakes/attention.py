@@ -306,4 +306,4 @@ def _kv_heads_by_rank(scope: Scope, layer: Layer) -> Iterator[tuple[str, tuple[i
             yield what, tuple(found.tolist())
 
 
-OF_LAYER: Sequence[OfLayer] = (masks, scales, heads, sinks)
+OF_ATTENTION: Sequence[OfLayer] = (masks, scales, heads, sinks)

@@ -89,6 +89,11 @@ def fp16_activation(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
 
 
 @mistake("silu_mul", of=silu_mul, choices=_FLAG)
+def no_gate(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
+    return a.up
+
+
+@mistake("silu_mul", of=silu_mul, choices=_FLAG)
 def no_up(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
     return a.activation(a.gate)
 
@@ -138,6 +143,11 @@ def wiring(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
 
 def mlp(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     act, gate, up = "mlp.act", "mlp.gate_proj", "mlp.up_proj"
+    if (gated := "linear_attn.norm") in layer:
+        yield "activation", f"{gated}: the norm goes through it", {gated: {"swapped": True}}
+        yield "activation", f"{gated}: left out with the gate", {gated: {"no_gate": True}}
+        for name in ("sigmoid", "gelu (tanh)", "nothing"):
+            yield "activation", f"{gated}: {name}", {gated: {"activation": name}}
     if act not in layer:
         return
     yield "gate-up-swapped", "up goes through the activation", {act: {"swapped": True}}

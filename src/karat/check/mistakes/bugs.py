@@ -13,6 +13,7 @@ from karat.check.mistakes import (
     narrow,
     norm,
     quantised,
+    recurrence,
     result,
     rope,
 )
@@ -39,7 +40,9 @@ _OF_TEXT: Mapping[str, Bug] = {  # karat.check.text finds them
         "take the argmax of the raw logits, the lowest id of equals",
     ),
 }
-_OF_LAYERS = (attention, cache, rope, norm, block, experts)  # in the order in which they propose
-_PARTS = (*_OF_LAYERS, linear, quantised, loading, embedding, narrow, result)
+_OF_ATTENTION = (attention, cache, rope)  # of layers that have it; all in the order in which they propose
+_OF_LAYERS = (norm, block, experts, recurrence)
+_PARTS = (*_OF_ATTENTION, *_OF_LAYERS, linear, quantised, loading, embedding, narrow, result)
 BUGS: Mapping[str, Bug] = {name: bug for part in _PARTS for name, bug in part.BUGS.items()} | dict(_OF_TEXT)
+OF_ATTENTION = tuple(generate for part in _OF_ATTENTION for generate in part.OF_ATTENTION)
 OF_LAYER = tuple(generate for part in _OF_LAYERS for generate in part.OF_LAYER)

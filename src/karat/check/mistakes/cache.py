@@ -175,8 +175,8 @@ def _of_others(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str,
     found.append(("K and V are exchanged", v, k))
     last = scope.config.num_layers - 1
     for other in sorted({layer.index - 1, layer.index + 1, 0, last} & {*range(last + 1)} - {layer.index}):
-        if scope.config.shape(other) == layer.shape:
-            theirs = Layer(layer.graph, other)
+        theirs = Layer(layer.graph, other)
+        if theirs.has_attention and scope.config.shape(other) == layer.shape:
             their_k, their_v = (theirs.node(role).inputs[1] for role in (s, a))
             found.append((f"K and V are those of layer {other}", their_k, their_v))
     for detail, other_k, other_v in found:
@@ -190,4 +190,4 @@ def _of_others(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str,
             yield "kv-stale", f"the cache, in earlier steps: {detail}", kept
 
 
-OF_LAYER: Sequence[OfLayer] = (caches,)
+OF_ATTENTION: Sequence[OfLayer] = (caches,)

@@ -7,7 +7,7 @@ stand between recorded results, and joins mistakes that give the same numbers.
 from collections.abc import Iterator, Sequence
 
 from karat.check.mistakes import block, embedding, linear, loading, norm, result
-from karat.check.mistakes.bugs import OF_LAYER
+from karat.check.mistakes.bugs import OF_ATTENTION, OF_LAYER
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.scope import CAPS, DEGREES, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
@@ -40,7 +40,7 @@ class Enumeration:
 
     def of_layer(self, index: int) -> Iterator[Variant]:
         layer = Layer(self.graph, index)
-        for generate in OF_LAYER:
+        for generate in (*(OF_ATTENTION if layer.has_attention else ()), *OF_LAYER):
             for bug, detail, roles in generate(self.scope, layer):
                 yield Variant(bug, detail, layer.edit(roles))
         linears = layer.roles_of("linear")

@@ -72,7 +72,7 @@ BUGS: Mapping[str, Bug] = {
     "byte-order": Bug("the bytes of the weights are swapped", "safetensors and GGUF are little-endian"),
 }
 
-ROW_PARALLEL = ("o_proj", "down_proj")  # ends of the roles whose parts are added over ranks
+ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")  # ends of the roles whose parts are added over ranks
 ROWS = {
     "before": "the row of the token before",
     "after": "the row of the token after",

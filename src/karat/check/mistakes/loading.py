@@ -28,13 +28,18 @@ BUGS: Mapping[str, Bug] = {
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _ATTENTION = (*_QKV, "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm")
+_DELTA_NET = tuple(
+    f"linear_attn.{part}"
+    for part in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "conv", "delta_normed", "out_proj")
+)
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _MLP = (*_GATE_UP, "mlp.down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 # Weights that a loader takes together. On a trace of layer outputs they are one mistake, and not one for each weight.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "all weights": (*_ATTENTION, *_MLP, *_NORMS),
+    "all weights": (*_ATTENTION, *_DELTA_NET, *_MLP, *_NORMS),
     "the attention": _ATTENTION,
+    "the delta net": _DELTA_NET,
     "q, k and v": _QKV,
     "the MLP": _MLP,
     "gate and up": _GATE_UP,
@@ -46,7 +51,7 @@ _TURNS = {"cut": "stacked, and rows read in turns", "stacked": "rows stacked in 
 
 def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
     """All mistakes of a loader in one layer."""
-    nodes = [layer.node(role) for role in _QKV]
+    nodes = [layer.node(role) for role in _QKV if role in layer]
     yield from _biases(layer, nodes)
     yield from _fused(nodes)
     yield from _by_ranks(scope, layer, nodes)
@@ -67,7 +72,7 @@ def layer_wide(scope: Scope, layer: Layer) -> Iterator[Variant]:
 def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
     """Biases that are missing, or added once a rank, in several projections."""
     names = ("q", "k", "v")
-    if nodes[0].params.get("bias"):
+    if nodes and nodes[0].params.get("bias"):
         yield Variant("bias-missing", "q, k and v", {node.name: {"bias_factor": 0} for node in nodes})
         for part in (("q", "k"), ("k", "v"), ("q", "v")):
             edits: dict[str, Params] = {
@@ -86,6 +91,8 @@ def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
 def _fused(nodes: Sequence[Node], ranks: int = 1) -> Iterator[Variant]:
     """q, k and v stacked in one order and cut in another; by each of several ranks on its own."""
     within, more = (f" by each of {ranks} ranks", (ranks,)) if ranks > 1 else ("", ())
+    if not nodes:
+        return
     for stored, cut in _cuts() if ranks == 1 else ((own, cut) for own, cut in _cuts() if "groups" not in (own, cut)):
 
         def args(index: int, node: Node, stored: Any = stored, cut: Any = cut) -> tuple[Any, ...]:
@@ -104,7 +111,7 @@ def _by_ranks(scope: Scope, layer: Layer, nodes: Sequence[Node]) -> Iterator[Var
             edits = _read(gate_up, "turns", partial(_of_turns, how, n))
             yield Variant("gate-up-split", f"{detail}{within}", edits)
     for n in scope.degrees:
-        if layer.shape.num_kv_heads % n == 0:
+        if nodes and layer.shape.num_kv_heads % n == 0:
             yield Variant("qkv-split", f"cut into {n} equal pieces, one for each rank", _naive(nodes, n))
             yield from _fused(nodes, n)
         if gate_up and layer.shape.inner_size % n == 0:
@@ -133,7 +140,7 @@ def _read(nodes: Sequence[Node], kind: str, args: Callable[[int, Node], tuple[An
 
 def _permuted(nodes: Sequence[Node]) -> Iterator[Variant]:
     """Rows of q and k in the order of Llama's GGUF files."""
-    for direction in ("to-pairs", "from-pairs"):
+    for direction in ("to-pairs", "from-pairs") if nodes else ():
         edits: dict[str, Params] = {}
         for node in nodes:
             how = (node.params["head_dim"], direction)

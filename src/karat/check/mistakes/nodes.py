@@ -8,7 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from karat.check.mistakes import attention, block, cache, embedding, experts, linear, narrow, norm, result, rope
+from karat.check.mistakes import (
+    attention,
+    block,
+    cache,
+    embedding,
+    experts,
+    linear,
+    narrow,
+    norm,
+    recurrence,
+    result,
+    rope,
+)
 from karat.check.mistakes.registry import MISTAKES, Mistake
 from karat.check.model import evaluate as of_right
 from karat.check.model.context import Array, Context, DType
@@ -16,7 +28,7 @@ from karat.check.model.graph import KINDS, Node
 from karat.check.model.kinds import Arguments, Op, Replace, right
 from karat.errors import UsageError
 
-REGISTERED_BY = (attention, block, cache, embedding, experts, linear, narrow, norm, result, rope)
+REGISTERED_BY = (attention, block, cache, embedding, experts, linear, narrow, norm, recurrence, result, rope)
 
 
 def changed(node: Node, edit: Mapping[str, Any]) -> Node:

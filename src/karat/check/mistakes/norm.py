@@ -26,7 +26,10 @@ BUGS: Mapping[str, Bug] = {
     ),
     "norm-eps": Bug("the norm has another eps", "take rms_norm_eps from config.json"),
     "norm-eps-outside": Bug("the norm adds eps outside the root", "x / sqrt(mean(x²) + eps)"),
-    "norm-offset": Bug("the norm multiplies by 1 + weight", "only Gemma's norms store weight - 1"),
+    "norm-offset": Bug(
+        "the norm multiplies by 1 too much, or too little",
+        "Gemma's norms and Qwen3.5's store weight - 1, but not in GGUF files, and not that of a delta net",
+    ),
     "norm-mean": Bug("the norm takes the mean off (LayerNorm)", "RMSNorm: x / sqrt(mean(x²) + eps) · weight, no mean"),
     "norm-weight": Bug("the norm's weight is not applied", "multiply by the weight"),
     "norm-swapped": Bug(
@@ -35,6 +38,7 @@ BUGS: Mapping[str, Bug] = {
     "norm-missing": Bug("a norm is skipped", "apply it"),
 }
 
+_INNER = ("self_attn.q_norm", "self_attn.k_norm", "linear_attn.delta_normed")
 _EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 
 
@@ -85,7 +89,7 @@ def about_mean(norm: Op[Norm], a: Norm, what: str) -> Array:
 
 
 def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    for role in (*layer.norms, "self_attn.q_norm", "self_attn.k_norm"):
+    for role in (*layer.norms, *_INNER):
         if role in layer:
             for bug, detail, params in of_node(scope, layer.node(role)):
                 if bug != "norm-missing" or ".self_attn." not in layer.node(role).name:  # qk-norm-missing
@@ -117,7 +121,11 @@ def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
 def of_node(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     eps = node.params["eps"]
     yield "norm-missing", "skipped", {"skip": True}
-    yield "norm-offset", "1 + weight", {"offset": 1.0}
+    if node.params["plus_one"]:
+        yield "norm-offset", "weight without 1", {"plus_one": False}
+        yield "norm-offset", "2 + weight", {"offset": 1.0}
+    else:
+        yield "norm-offset", "1 + weight", {"offset": 1.0}
     yield "norm-weight", "no weight", {"no_weight": True}
     yield "norm-eps-outside", "eps outside the root", {"eps_outside": True}
     yield "norm-mean", "a LayerNorm: the mean is taken off x", {"about_mean": "LayerNorm"}

@@ -24,7 +24,7 @@ PART = "part"  # the key of an edit
 _HEADS = frozenset({"q_proj", "q_norm", "q_rope", "scores", "weights", "attention", "o_proj"})
 _KV_HEADS = frozenset({"k_proj", "k_norm", "k_rope", "v_proj"})
 _INNER = frozenset({"gate_proj", "up_proj", "act", "down_proj"})
-_BY_INPUTS = ("self_attn.o_proj", "mlp.down_proj")
+_BY_INPUTS = ("self_attn.o_proj", "linear_attn.out_proj", "mlp.down_proj")
 
 
 def units(graph: Graph, node: Node, width: int) -> int:

@@ -225,4 +225,4 @@ def rope_mistakes(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
             yield f"linear scaling by {factor:g} added", replace(rope, rope_type="linear", factor=factor)
 
 
-OF_LAYER: Sequence[OfLayer] = (ropes, biases)
+OF_ATTENTION: Sequence[OfLayer] = (ropes, biases)

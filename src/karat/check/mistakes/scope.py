@@ -60,6 +60,11 @@ class Layer:
     def __contains__(self, role: str) -> bool:
         return (self.index, role) in self.graph.by_role
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether tokens of the layer see the keys of others; a recurrent layer has a state instead."""
+        return "self_attn.scores" in self
+
     def node(self, role: str) -> Node:
         return self.graph.by_role[self.index, role]
 

@@ -55,12 +55,17 @@ class Given:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """parameters: what a node of this kind says; weights stand in them by name. of: the op that is one such node; the
-    parameters are fields of the op. roundings: how many are inside, after the one that the inputs' noise stands for;
-    erf and exp of libraries take several.
+    parameters are fields of the op. roundings: how many are inside, after the one that the inputs' noise stands for, as
+    a number, or of a result; erf, exp and log of libraries are off by two units, which are four.
     """
 
     name: str
     evaluate: Callable[[Given], Array]
     parameters: tuple[str, ...] = ()
     of: type[api.Op[Any]] | None = None
-    roundings: int = 1
+    roundings: int | Callable[[Array], Array] = 1
+
+    def rounded(self, result: Array) -> Array:
+        """How far the roundings inside may move a result, in units of half its last place."""
+        counted = self.roundings(result) if callable(self.roundings) else self.roundings
+        return counted * np.abs(result)

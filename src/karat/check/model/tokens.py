@@ -163,6 +163,18 @@ class Tokens:
         return (self.step_start == 0) | (self.step_len > 1)
 
     @cached_property
+    def before(self) -> NDArray[np.int64]:
+        """[tokens]: the token of the same sequence before each, or NOBODY."""
+        earlier = np.maximum(self.positions - 1, 0)
+        return np.where(self.positions > 0, self.owner[self.sequences, earlier], NOBODY)
+
+    @cached_property
+    def after_in_step(self) -> NDArray[np.int64]:
+        """[tokens]: the next token of the same sequence and step, or NOBODY."""
+        later = np.minimum(self.positions + 1, self.context - 1)
+        return np.where(self.positions + 1 < self.step_end, self.owner[self.sequences, later], NOBODY)
+
+    @cached_property
     def chunks(self) -> list[NDArray[np.int64]]:
         """The tokens of each pair of sequence and step."""
         return [np.flatnonzero(self._chunk == number) for number in np.unique(self._chunk)]

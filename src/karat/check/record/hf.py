@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from karat.check.record.executors import Steps
+from karat.check.record.hf_delta_nets import DeltaNets
 from karat.check.record.hf_files import HfFiles
 from karat.check.trace.format import MASKED, Array, Trace, make_info
 from karat.check.trace.selection import EVERYTHING, Selection, padded
@@ -31,16 +32,22 @@ _DTYPES: dict[torch.dtype, FloatName] = {
     torch.bfloat16: "bfloat16",
     torch.float16: "float16",
 }
+_MIXERS = {
+    "self_attn": "q_proj k_proj v_proj q_norm k_norm o_proj".split(),
+    "linear_attn": "in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj".split(),
+}
 _LAYER_OUTPUTS = (
-    "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm "
-    "self_attn.o_proj post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj post_feedforward_layernorm"
+    "input_layernorm post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj post_feedforward_layernorm"
 ).split()
 _OPTIONAL = ("q_norm", "k_norm", "input_layernorm", "post_feedforward_layernorm")
 # Results that are recorded as the input of the module that reads them.
 _LAYER_INPUTS = {
     "self_attn.o_proj": "self_attn.attention",
+    "linear_attn.out_proj": "linear_attn.norm",
     "mlp.down_proj": "mlp.act",
 }
+# Where q_proj has a gate.
+_GATED_INPUTS = _LAYER_INPUTS | {"self_attn.q_norm": "self_attn.q", "self_attn.o_proj": "self_attn.gated"}
 
 
 def load_hf(path: str, dtype: FloatName | None = None) -> Any:
@@ -96,7 +103,9 @@ def word_for_cache(model: Any) -> str:
 def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, cache: Any = None) -> Trace:
     """Run `model` (transformers, eager attention) over one sequence and record it. `cache`: an empty cache to use.
 
-    Raises ExecutorError for a model whose modules are not named as those of a supported family.
+    Without a given cache a model with delta nets computes all tokens in one step, whatever `steps` says, as releases of
+    transformers lost their states (transformers#45513). Raises ExecutorError for a model whose modules are not named as
+    those of a supported family.
     """
     config = model.config
     if config._attn_implementation != "eager":
@@ -105,7 +114,10 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
             "the model with attn_implementation='eager'"
         )
     selection.check(config.num_hidden_layers, config.num_attention_heads)
-    total = steps.total
+    total, given, decode = steps.total, len(steps.prompt), steps.decode
+    cached = cache is not None or not _has_delta_nets(model)
+    if not cached:
+        steps = Steps(_continued(model, steps))
     recorder = Recorder(selection)
     ids = list(steps.prompt)
     starts: list[int] = []
@@ -117,8 +129,8 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
                 ids.append(recorder.last_argmax)
             stop = steps.stop_after(done)
             recorder.end = stop
-            outputs = model(torch.tensor([ids[done:stop]]), use_cache=True, **{word: past})
-            past = outputs[word]
+            outputs = model(torch.tensor([ids[done:stop]]), use_cache=cached, **{word: past})
+            past = outputs[word] if cached else None
             starts.append(done)
             done = stop
     arrays = recorder.arrays(total)
@@ -146,10 +158,29 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
         executor=f"transformers {transformers.__version__}",
         rows=partial,
         heads=heads,
-        generated=tuple(ids[len(steps.prompt) :]) or None,
-        sampling={"temperature": 0} if steps.decode else None,
+        generated=tuple(ids[given:]) or None,
+        sampling={"temperature": 0} if decode else None,
     )
     return Trace(info, arrays)
+
+
+def _continued(model: Any, steps: Steps) -> tuple[int, ...]:
+    """The prompt and the tokens that follow it, each of a pass over all before it, without a cache."""
+    ids = list(steps.prompt)
+    with torch.no_grad():
+        for _ in range(steps.decode):
+            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return tuple(ids)
+
+
+def _has_delta_nets(model: Any) -> bool:
+    return any(hasattr(layer, "linear_attn") for layer in getattr(getattr(model, "model", None), "layers", ()))
+
+
+def _has_gate(attention: Any) -> bool:
+    """Whether q_proj has rows of a gate beside those of q. A module in its place may not say its sizes."""
+    rows, columns = getattr(attention.q_proj, "out_features", None), getattr(attention.o_proj, "in_features", 0)
+    return bool(rows == 2 * columns)
 
 
 class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
@@ -175,6 +206,9 @@ class Recorder:
         self._embedded: torch.Tensor | None = None
         self._layer = 0
         self._turned: str | None = None  # the layer whose RoPE came last
+        self._delta_nets = DeltaNets(
+            lambda name, value: self._keep(f"model.layers.{self._layer}.linear_attn.{name}", value)
+        )
         self.end = 0  # tokens computed when this step is done
 
     @property
@@ -191,6 +225,7 @@ class Recorder:
             self._keep("model.embed_tokens_scaled", args[0])
 
     def _keep(self, name: str, value: torch.Tensor) -> None:
+        """A result [1, tokens, …]."""
         if self._selection.keeps(name):
             self._parts[name].append(value.detach()[0].clone())
 
@@ -224,7 +259,10 @@ class Recorder:
             # What the model makes of its head: logits may be scaled.
             stack.callback(model.register_forward_hook(lambda _m, _args, out: self._keep("lm_head", out.logits)).remove)
             stack.callback(base.rotary_emb.register_forward_hook(self._keep_rotary).remove)
-            for name, wrap in (("apply_rotary_pos_emb", self._watch_rotary), ("eager_attention_forward", self._watch)):
+            functions = {"apply_rotary_pos_emb": self._watch_rotary, "eager_attention_forward": self._watch}
+            if _has_delta_nets(model):
+                functions |= self._delta_nets.functions
+            for name, wrap in functions.items():
                 original = getattr(source, name, None)
                 if original is None:
                     raise ExecutorError(f"{source.__name__} has no {name}; this transformers is not understood")
@@ -238,16 +276,21 @@ class Recorder:
         experts = getattr(layer.mlp, "experts", None)
         if experts is not None:
             self._hook_experts(layer.mlp, f"{prefix}.mlp", output, stack)
-        for part in _LAYER_OUTPUTS:
-            if experts is not None and part.startswith("mlp."):
+        mixer = "linear_attn" if hasattr(layer, "linear_attn") else "self_attn"
+        absent = tuple(
+            f"{part}." for part in (*_MIXERS, "mlp") if part != mixer and (part != "mlp" or experts is not None)
+        )
+        for part in (*_LAYER_OUTPUTS, *(f"{mixer}.{name}" for name in _MIXERS[mixer])):
+            if part.startswith(absent):
                 continue
             module = layer
             for name in part.split("."):
                 module = getattr(module, name, None) if name in _OPTIONAL else getattr(module, name)
             if module is not None:
                 output(module, f"{prefix}.{part}")
-        for part, name in _LAYER_INPUTS.items():
-            if experts is not None and part.startswith("mlp."):
+        is_gated = mixer == "self_attn" and _has_gate(layer.self_attn)
+        for part, name in (_GATED_INPUTS if is_gated else _LAYER_INPUTS).items():
+            if part.startswith(absent):
                 continue
             module = layer
             for step in part.split("."):
@@ -316,6 +359,8 @@ class Recorder:
                 output, weights = original(*args, **kwargs)
             if weights is not None:
                 self._keep_keys(f"{prefix}.weights", weights, 0.0)
+            if _has_gate(args[0]):
+                self._keep(f"{prefix}.attention", output.flatten(2))
             return output, weights
 
         return watched

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from karat.check.model import integers
 from karat.check.model.context import Context
 from karat.check.model.graph import Node
+from karat.check.model.right.recurrence import along
 from karat.check.replay.accumulation import Accumulation
 from karat.check.trace.format import TraceInfo
 from karat.config import FloatName
@@ -27,6 +28,7 @@ PRECISION: Mapping[FloatName, float] = {
     "bfloat16": 2.0**-8,
 }
 _ERF_UNITS = 8
+_CHUNK = 64  # tokens whose decays engines add up as logarithms
 
 
 class Noise:
@@ -52,7 +54,11 @@ class Noise:
             return result + amplitude.astype(result.dtype, copy=False) * self.like(result)
 
     def as_rounded(self, node: Node, inputs: list[Array]) -> list[Array]:
-        """The inputs of a matrix product with the noise of rounded activations, if the engine rounds them."""
+        """The inputs of a matrix product with the noise of rounded activations, if the engine rounds them; those of a
+        delta rule with that of decays from logarithms."""
+        if node.kind == "delta_rule":
+            q, k, v, decay, beta = inputs
+            return [q, k, v, self._of_logarithms(decay), beta]
         if node.kind != "linear":
             return inputs
         return [self.rounded(inputs[0].reshape(len(inputs[0]), -1), node.params["weight"]), *inputs[1:]]
@@ -71,6 +77,19 @@ class Noise:
         else:
             step = integers.half_step(x, self._activations) if self._context.reads_integers(weight) else None
         return x if step is None else x + step * self._rng.uniform(-1, 1, x.shape)
+
+    def _of_logarithms(self, decay: Array) -> Array:
+        """Decays as engines compute them that take a chunk at once: exp(a - b), where a and b are sums of logarithms
+        since the chunk began. What these round is relative to them, however little decays at last."""
+        with np.errstate(all="ignore"):
+            sizes = -np.log(np.clip(decay.astype(np.float64), 2.0**-149, 1))
+            tokens = self._context.tokens
+            sums = np.zeros_like(sizes)
+            for sequence in np.unique(tokens.sequences):
+                rows = tokens.sequences == sequence
+                sums[rows] = np.cumsum(sizes[rows], axis=0)
+            sums -= along(sums, tokens.before, _CHUNK)  # wherever a chunk began
+            return decay * (1 + 1.5 * 2.0**-24 * self._accumulator * sums * self.like(sums)).astype(decay.dtype)
 
     def as_cached(self, x: Array) -> Array:
         """K or V with the rounding noise of a narrower cache, if there is one."""

@@ -55,7 +55,7 @@ class Replay(Runs):
             return self._floor_of_choice(names)
         row = (-2, -1) if kind == "linear" and expected.ndim == 3 else (-1,)
         with np.errstate(all="ignore"):
-            spread = KINDS[kind].roundings * self.unit * np.abs(expected)
+            spread = self.unit * KINDS[kind].rounded(expected)
             num_draws = max(_DRAWS, -(-_NUMBERS // prod(expected.shape[axis] for axis in row)))
             draws: list[tuple[np.dtype[np.floating], int]] = [(F64, draw) for draw in range(num_draws)]
             if self.is_wide(names):
@@ -103,8 +103,8 @@ class Replay(Runs):
                 if kinds[name] == "chosen_ids":
                     spread[name] = self._floor_of_choice(self._segments.of(name))
                     continue
-                sizes = np.where(np.isfinite(right[name]), np.abs(right[name]), 0)  # masks do not count
-                spread[name] = KINDS[kinds[name]].roundings * self.unit * sizes.max(axis=-1, keepdims=True)
+                sizes = KINDS[kinds[name]].rounded(np.where(np.isfinite(right[name]), right[name], 0))  # no masks
+                spread[name] = self.unit * sizes.max(axis=-1, keepdims=True)
             for draw in range(1 if self.tokens.num_tokens >= MANY else _DRAWS):
                 moved: dict[str, Array] = {}
                 self._run(names, {}, self.noisy_dtype, self.unit, self._noisy[draw % 2], kept=moved)

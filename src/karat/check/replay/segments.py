@@ -1,7 +1,8 @@
 """Segments: the ops between the recorded results and a result, row by row.
 
 A trace may have some tokens of a result, or some heads of scores and weights. A norm of token 7 needs token 7 only.
-Attention of token 7 needs K and V of tokens 0 to 7; those that are not recorded are computed.
+Attention of token 7 needs K and V of tokens 0 to 7, and a recurrent layer all that its state is made of; those that are
+not recorded are computed.
 """
 
 from collections.abc import Iterator
@@ -74,12 +75,15 @@ class Segments:
             case "mix":
                 yield node.inputs[0], np.broadcast_to(need, (self._graph.shape(node).num_heads, len(need)))
                 yield node.inputs[1], self._visible(need)
+            case "conv" | "delta_rule":
+                for source in node.inputs:
+                    yield source, self._visible(need)
             case _:
                 for source in node.inputs:
                     yield source, need
 
     def _visible(self, rows: Mask) -> Mask:
-        """[tokens]: the tokens that some token of `rows` may attend to."""
+        """[tokens]: the tokens that some token of `rows` may attend to, or whose state may hold something of them."""
         tokens = self._tokens
         last = np.full(int(tokens.sequences.max()) + 1, -1, np.int64)
         np.maximum.at(last, tokens.sequences[rows], tokens.positions[rows])

@@ -55,7 +55,9 @@ def _l2_norm(given: Given) -> Array:
     return given.replace(l2_norm)(EuclidNorm(given.inputs[0], given.number("eps"), given.number("factor")))
 
 
+# Of Euclid's: half of what the square, the last sum and eps round (2), and the root; a reciprocal and a product (2);
+# the factor and the product with it (2); less one, as elsewhere.
 KINDS = (
     Kind("norm", _norm, ("weight", "eps", "plus_one"), of=api.RmsNorm, roundings=3),
-    Kind("l2_norm", _l2_norm, ("eps", "factor"), of=api.L2Norm, roundings=4),
+    Kind("l2_norm", _l2_norm, ("eps", "factor"), of=api.L2Norm, roundings=6),
 )
