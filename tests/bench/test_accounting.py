@@ -36,6 +36,24 @@ CONFIG = Qwen2Config(
 )
 
 
+QWEN35 = {
+    "model_type": "qwen3_5_moe_text",
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "vocab_size": 50,
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+}
+
+
 def batch_of(seqs: list[tuple[int, int]], logit_rows: list[int]) -> ForwardBatch:
     """Sequences as (tokens in the cache, new tokens)."""
     counts = [new for _, new in seqs]
@@ -127,7 +145,22 @@ def test_of_experts_those_are_read_that_tokens_choose() -> None:
 
 
 def test_work_adds_up() -> None:
-    assert TokenWork(1, 2, 3, 4) + TokenWork(10, 20, 30, 40) == TokenWork(11, 22, 33, 44)
+    assert TokenWork(1, 2, 3, 4, 5, 6) + TokenWork(10, 20, 30, 40, 50, 60) == TokenWork(11, 22, 33, 44, 55, 66)
+
+
+def test_states_are_read_and_written_by_each_sequence() -> None:
+    """Of Qwen3.5-35B-A3B 63 MB a sequence, counted from the numbers of its config.json; one that begins reads none."""
+    config = read_config(QWEN35)
+    sizes = {spec.source: 10 for spec in weight_specs(config)}
+    account = Account(config, sizes, "float16")
+    state = 30 * (32 * 128 * 128 + 3 * (2 * 16 * 128 + 32 * 128)) * 4
+    decode = account.of(batch_of([(9, 1), (70, 1)], [0, 1]))
+    assert decode.state_bytes == 2 * 2 * state and 63e6 < state < 66e6
+    assert account.of(batch_of([(0, 5), (9, 1)], [4, 5])).state_bytes == 3 * state
+    assert decode.recurrent_flops == 2 * 30 * 2 * (3 * 32 * 128 * 128 + 4 * (2 * 16 * 128 + 32 * 128))
+    assert decode.bytes == decode.weight_bytes + decode.cache_bytes + decode.state_bytes
+    assert decode.flops == decode.linear_flops + decode.attention_flops + decode.recurrent_flops
+    assert Account(config, sizes, "float16", "float64").of(batch_of([(9, 1)], [0])).state_bytes == 4 * state
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe"])

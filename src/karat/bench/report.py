@@ -49,6 +49,8 @@ def row(workload: Workload, karat: Series, limits: MachineLimits | None) -> dict
         "cache_bytes": last.cache_bytes,
         "linear_flops": last.linear_flops,
         "attention_flops": last.attention_flops,
+        "state_bytes": last.state_bytes,
+        "recurrent_flops": last.recurrent_flops,
         **shares,
         "overhead": float(np.median(outside)),
         "peer": None,

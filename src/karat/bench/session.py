@@ -173,7 +173,7 @@ class _Session:
                 checkpoint = written(checkpoint, Path(self._folder.name) / "random.gguf")
                 otherwise |= {"packed_cache": Path(self._folder.name)} if options.packed_cache else {}
         llm = LLM(checkpoint, **sizes, **{**given, **otherwise})
-        account = Account(self.config, stored_bytes(weights, options.quantize), llm.kv_dtype)
+        account = Account(self.config, stored_bytes(weights, options.quantize), llm.kv_dtype, llm.dtype)
         types = _stored_types(weights, options.quantize)
         self.facts: dict[str, Any] = {
             "model": name,
