@@ -1,6 +1,6 @@
 """Receipts and `system_fingerprint` over HTTP, the route that verifies, and answers that are resumed.
 
-Covers: karat.server.receipts, karat.server.receipt_requests, karat.server.asking.karat_field.
+Covers: karat.server.receipts, karat.server.receipt_requests, karat.server.asking.terms.
 """
 
 import json

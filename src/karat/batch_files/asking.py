@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message
 from karat.batch_files.journal import BatchAnswer
 from karat.errors import ClientError
 from karat.http_client import Client, FailedError
-from karat.server.asking.karat_field import RECEIPT_HEADER
+from karat.server.asking.terms import RECEIPT_HEADER
 
 MAX_ANSWER = 256 << 20  # bytes
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)

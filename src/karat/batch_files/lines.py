@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from karat.server.asking.karat_field import MAX_DRAWN_SEED
+from karat.server.asking.terms import MAX_DRAWN_SEED
 from karat.server.openai.protocols import CHATS, TEXTS
 from karat.server.protocols import PROTOCOLS
 

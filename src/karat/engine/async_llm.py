@@ -346,7 +346,7 @@ class AsyncLLM:
             async with places:
                 return await self._output(listed[number], all_params[number], request_id=name, **options)
 
-        return await _all(output(number) for number in range(len(listed)))
+        return await all_of(output(number) for number in range(len(listed)))
 
     async def chat(
         self,
@@ -535,7 +535,7 @@ def _name_of(model: object, path: Path) -> str:
     return path.stem if path.suffix == ".gguf" else path.name
 
 
-async def _all(outputs: Iterable[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:
+async def all_of(outputs: Iterable[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:
     """All results. The first error, or a cancellation, ends the others."""
     tasks = [asyncio.ensure_future(output) for output in outputs]
     try:

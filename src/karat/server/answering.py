@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from karat.engine.async_llm import AsyncLLM
+from karat.engine.async_llm import AsyncLLM, all_of
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
@@ -19,7 +19,7 @@ from karat.request import Request as EngineRequest
 from karat.server.answers.preparing import Prepared, prepare, prepare_texts
 from karat.server.answers.subject import Heading, Subject
 from karat.server.asking.asked import AnswerForm, ChatRequest, TextRequest
-from karat.server.asking.karat_field import RECEIPT_HEADER, seeded
+from karat.server.asking.terms import RECEIPT_HEADER, seeded
 from karat.server.errors import ApiError, failure_of, of_karat
 from karat.server.keeper import Keeper
 from karat.server.metrics import Metrics
@@ -93,9 +93,8 @@ class Answering:
         self, request: Request, answer_id: str, asked: ChatRequest | TextRequest, made: Prepared, llm: AsyncLLM
     ) -> tuple[EngineRequest, ...]:
         """What the engine is to compute, of one seed."""
-        karat_options = asked.karat_options.with_header(request.headers.get(RECEIPT_HEADER))
-        given, tenant = seeded(made.given, karat_options), request.scope.get("karat.tenant")
-        requests = []
+        terms = asked.terms.of_sender(request.headers.get(RECEIPT_HEADER), request.scope.get("karat.tenant"))
+        given, requests = seeded(made.given, terms), []
         for number, (prompt, num_tokens) in enumerate(zip(made.prompts, made.prompt_lens, strict=True)):
             usual = self._settings.default_max_tokens
             params = llm.admission.params_after(num_tokens, llm.default_params, given, usual=usual)
@@ -103,11 +102,11 @@ class Answering:
                 prompt,
                 params,
                 request_id=f"{answer_id}-{number}",
-                priority=asked.priority,
-                salt=asked.cache_salt if tenant is None else f"{tenant}:{asked.cache_salt or ''}",
+                priority=terms.priority,
+                salt=terms.salt,
                 prompt_progress=asked.form.progress and asked.form.stream,
-                receipt=karat_options.receipt,
-                resume=karat_options.resume,
+                receipt=terms.receipt,
+                resume=terms.resume,
             )
             llm.admission.check_lengths(params, num_tokens, each.end_token_ids)  # refused before a stream begins
             requests.append(each)
@@ -221,12 +220,4 @@ async def _follow_all(
         async with places:
             return await llm.follow(requests[number], lambda update: see(number, update))
 
-    if len(requests) == 1:
-        return [await one(0)]
-    tasks = [asyncio.create_task(one(number)) for number in range(len(requests))]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return [await one(0)] if len(requests) == 1 else await all_of(map(one, range(len(requests))))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from karat.server.asking.asked import ChatRequest, TextRequest
-from karat.server.asking.karat_field import MAX_DRAWN_SEED, drawn_seed
+from karat.server.asking.terms import MAX_DRAWN_SEED, drawn_seed
 from karat.server.bodies import judge
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, TEXT, fields_of

@@ -6,9 +6,9 @@ from typing import Any
 from karat.request import StructuredOutputs, shown
 from karat.server.anthropic.messages import Contents
 from karat.server.asking.asked import AnswerForm, ChatRequest
-from karat.server.asking.karat_field import read_karat_options
 from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field, structured
+from karat.server.asking.terms import read_terms
 from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import Body, judge
@@ -53,9 +53,7 @@ def read_message(body: Body) -> ChatRequest:
             prompt_field="messages",
             stop_field="stop_sequences",
         ),
-        values.get("priority", 0),
-        values.get("cache_salt"),
-        read_karat_options(values),
+        read_terms(values),
         _tools(values),
         (*efforts, *level, *switched(values)),
         names,

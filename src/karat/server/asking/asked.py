@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from karat.server.asking.karat_field import NO_KARAT_OPTIONS, KaratOptions
+from karat.server.asking.terms import Terms
 from karat.server.asking.tools import NO_TOOLS, Tools
 from karat.server.asking.variables import Effort
 
@@ -52,9 +52,7 @@ class ChatRequest:
     variables: Mapping[str, Any]
     given: Mapping[str, Any]
     form: AnswerForm
-    priority: int
-    cache_salt: str | None
-    karat_options: KaratOptions = NO_KARAT_OPTIONS
+    terms: Terms
     tools: Tools = NO_TOOLS
     efforts: tuple[Effort, ...] = ()
     unused: tuple[str, ...] = ()
@@ -80,8 +78,6 @@ class TextRequest:
     add_special_tokens: bool
     given: Mapping[str, Any]
     form: AnswerForm
-    priority: int
-    cache_salt: str | None
-    karat_options: KaratOptions = NO_KARAT_OPTIONS
+    terms: Terms
     unused: tuple[str, ...] = ()
     echo: Any = None

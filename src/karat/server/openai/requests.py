@@ -5,9 +5,9 @@ from typing import Any
 
 from karat.server.asking.asked import AnswerForm, ChatRequest, TextRequest
 from karat.server.asking.conversation import require_continuable
-from karat.server.asking.karat_field import NO_KARAT_OPTIONS, read_karat_options
 from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field
+from karat.server.asking.terms import Terms, read_terms
 from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import Body, judge
@@ -53,9 +53,7 @@ def read_chat(body: Body) -> ChatRequest:
         read_variables(values, continues=continues),
         given,
         _form(values),
-        values.get("priority", 0),
-        values.get("cache_salt"),
-        read_karat_options(values, resumes=True),
+        read_terms(values, resumes=True),
         tools,
         efforts,
         (*body.without_effect, *unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
@@ -69,7 +67,7 @@ def read_conversation(values: Mapping[str, Any]) -> ChatRequest:
     (tools, _), continues = read_tools(values), continues_last(values)
     variables = read_variables(values, continues=continues)
     messages = read_messages(values["messages"])
-    return ChatRequest(messages, variables, {}, AnswerForm(None), 0, None, tools=tools, continues=continues)
+    return ChatRequest(messages, variables, {}, AnswerForm(None), Terms(), tools=tools, continues=continues)
 
 
 def read_text(body: Body) -> TextRequest:
@@ -86,19 +84,17 @@ def read_text(body: Body) -> TextRequest:
         raise invalid("echo", "echo with logprobs and n > 1 cannot stream; leave out one of them")
     if form.echo and "logprobs" in given:
         given["prompt_logprobs"] = max(given["logprobs"], given.get("prompt_logprobs", 0))
-    karat_options = read_karat_options(values, resumes=True)
-    if karat_options.resume is not None and len(prompts) != 1:
+    terms = read_terms(values, resumes=True)
+    if terms.resume is not None and len(prompts) != 1:
         raise invalid("karat.resume", f"karat.resume with {len(prompts)} prompts: expected one; send several requests")
-    if form.no_answer and karat_options != NO_KARAT_OPTIONS:
+    if form.no_answer and (terms.receipt or terms.resume):
         raise invalid("karat", "karat with max_tokens=0: there is no answer; leave it out")
     return TextRequest(
         prompts,
         values.get("add_special_tokens", True),
         given,
         form,
-        values.get("priority", 0),
-        values.get("cache_salt"),
-        karat_options,
+        terms,
         body.without_effect,
     )
 

@@ -17,9 +17,9 @@ from karat.server.asking.conversation import (
     text_in,
     unknown,
 )
-from karat.server.asking.karat_field import read_karat_options
 from karat.server.asking.sampling import sampling_of
 from karat.server.asking.structures import structure_field
+from karat.server.asking.terms import read_terms
 from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched
 from karat.server.bodies import Body, judge
@@ -106,9 +106,7 @@ def read_response(body: Body) -> ChatRequest:
             prompt_field="input",
             length_field="max_output_tokens",
         ),
-        values.get("priority", 0),
-        values.get("cache_salt"),
-        read_karat_options(values),
+        read_terms(values),
         tools,
         (*efforts, *switched(values)),
         (*body.without_effect, *unheeded, *names, *unused),

@@ -1,4 +1,4 @@
-"""The field `karat` of a request, and its header: what is wished for beyond the protocols."""
+"""Terms: how a request is served, by the fields `karat`, `priority` and `cache_salt` and the header karat-receipt."""
 
 import secrets
 from collections.abc import Mapping
@@ -26,54 +26,54 @@ _RESUMED: Mapping[str, Field] = keyed(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KaratOptions:
-    """receipt: of the answer. resume: the beginning of the answer. seed: that of the answer that is resumed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Fields of karat.request.Request. seed: that of the answer that is resumed."""
 
+    priority: int = 0
+    salt: str | None = None
     receipt: ReceiptWish = False
     resume: Resume | None = None
     seed: int | None = None
 
-    def with_header(self, value: str | None) -> "KaratOptions":
-        """These, and what the header asks for. 400 for another value."""
-        if value is None:
-            return self
-        if value not in _HEADER_VALUES:
+    def of_sender(self, header: str | None, tenant: str | None) -> "Terms":
+        """These with what the header asks for, and a salt of this tenant. 400 for another value of the header."""
+        if header is not None and header not in _HEADER_VALUES:
             expected = ", ".join(_HEADER_VALUES)
-            raise invalid(RECEIPT_HEADER, f"{RECEIPT_HEADER}: {value[:20]!r}: expected one of {expected}")
-        return replace(self, receipt=self.receipt or _HEADER_VALUES[value])
+            raise invalid(RECEIPT_HEADER, f"{RECEIPT_HEADER}: {header[:20]!r}: expected one of {expected}")
+        salt = self.salt if tenant is None else f"{tenant}:{self.salt or ''}"
+        return replace(self, salt=salt, receipt=self.receipt or _HEADER_VALUES[header or "0"])
 
 
-NO_KARAT_OPTIONS = KaratOptions()
-
-
-def read_karat_options(values: Mapping[str, Any], *, resumes: bool = False) -> KaratOptions:
-    """The options of a body's honoured fields. resumes: whether answers of the route can be resumed."""
+def read_terms(values: Mapping[str, Any], *, resumes: bool = False) -> Terms:
+    """The terms of a body's honoured fields. resumes: whether answers of the route can be resumed."""
     fields = keyed(_RECEIPT, _RESUME) if resumes else keyed(_RECEIPT)
     given = judge(values.get("karat", {}), fields, "karat.").values
     resume, seed = None, None
     if "resume" in given:
         asked = judge(given["resume"], _RESUMED, "karat.resume.").values
         resume, seed = Resume(tuple(asked["tokens"]), asked.get("choice", 0)), asked.get("seed")
-    return KaratOptions(given.get("receipt", False), resume, seed)
+    return Terms(
+        priority=values.get("priority", 0),
+        salt=values.get("cache_salt"),
+        receipt=given.get("receipt", False),
+        resume=resume,
+        seed=seed,
+    )
 
 
-def seeded(given: Mapping[str, Any], karat_options: KaratOptions) -> dict[str, Any]:
+def seeded(given: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
     """Fields of SamplingParams with a seed: the given one, or one of the system's randomness.
 
     For an answer that is resumed: its own seed, and of its choices the one. 400 if the seed is missing or contradicted.
     """
-    if karat_options.resume is None:
+    if terms.resume is None:
         return {**given, "seed": given.get("seed", drawn_seed())}
-    seed, n = given.get("seed", karat_options.seed), given.get("n", 1)
-    if seed is None or (karat_options.seed is not None and seed != karat_options.seed):
-        raise invalid(
-            "karat.resume.seed", f"karat.resume.seed={karat_options.seed}, seed={seed}: expected the answer's seed"
-        )
-    if "n" in given and karat_options.resume.choice >= n:
-        raise invalid(
-            "karat.resume.choice", f"karat.resume.choice={karat_options.resume.choice} with n={n}: expected less"
-        )
+    seed, n = given.get("seed", terms.seed), given.get("n", 1)
+    if seed is None or (terms.seed is not None and seed != terms.seed):
+        raise invalid("karat.resume.seed", f"karat.resume.seed={terms.seed}, seed={seed}: expected the answer's seed")
+    if "n" in given and terms.resume.choice >= n:
+        raise invalid("karat.resume.choice", f"karat.resume.choice={terms.resume.choice} with n={n}: expected less")
     return {**given, "seed": seed, "n": 1}
 
 
