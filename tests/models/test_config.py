@@ -3,7 +3,7 @@
 Covers: karat.models.family, karat.models.gpt_oss, karat.models.granite, karat.models.llama, karat.models.mistral,
 karat.models.ministral3, karat.models.qwen2, karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe,
 karat.models.mixtral, karat.models.mixtures, karat.models.olmo2, karat.models.olmoe, karat.models.reader,
-karat.models.seed_oss, karat.models.smollm3, karat.models.lfm2.
+karat.models.seed_oss, karat.models.smollm3, karat.models.lfm2, karat.models.lfm2_moe.
 """
 
 import copy
@@ -68,6 +68,21 @@ EXTRA: dict[str, dict[str, Any]] = {
         "full_attn_idxs": [1, 3],
         "tie_embedding": True,
         "pad_token_id": 0,
+    },
+    "lfm2_moe": {
+        "rms_norm_eps": ...,
+        "norm_eps": 1e-6,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+        "pad_token_id": 0,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+        "num_dense_layers": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.0,
+        "use_expert_bias": True,
     },
     "llama": {"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "head_dim": 8},
     "ministral3": {"sliding_window": 64, "head_dim": 12, "llama_4_scaling_beta": 0.1},
@@ -587,6 +602,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     if family not in (
         "gpt_oss",
         "lfm2",
+        "lfm2_moe",
         "ministral3",
         "mistral",
         "mixtral",

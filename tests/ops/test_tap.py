@@ -58,7 +58,8 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
         parts = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
         recurrent = [f"linear_attn.{part}" for part in parts]
     if "conv_L_cache" in config:
-        config["full_attn_idxs"] = [1]
+        config["layer_types"] = ["conv", "full_attention"]
+        config |= {"num_dense_layers": 0} if "num_experts" in config else {}
         recurrent = ["conv.in_proj", "conv.out_proj"]
     hf = random_models.build(config, 7)
     ids = [rng.randrange(config["vocab_size"]) for _ in range(50)]

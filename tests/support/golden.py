@@ -60,6 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
     "granite": {"attention_bias": True},
     "lfm2": {"conv_bias": True, "conv_L_cache": 4},
+    "lfm2_moe": {"moe_intermediate_size": 128, "routed_scaling_factor": 1.5},
     "ministral3": {"sliding_window": 20},
     "gpt_oss": {"swiglu_limit": 2.0, "sliding_window": 20},
     "mixtral": {"tie_word_embeddings": False},

@@ -71,11 +71,19 @@ _OWN: dict[str, dict[str, Any]] = {
         "rms_norm_eps": None,
         "norm_eps": 1e-6,
         "block_auto_adjust_ff_dim": False,
-        "hidden_size": 2048,
-        "intermediate_size": 2048,
         "num_hidden_layers": 2,
         "full_attn_idxs": [1, 3, 5, 7, 9],
         "pad_token_id": 0,
+    },
+    "lfm2_moe": {
+        "rms_norm_eps": None,
+        "norm_eps": 1e-6,
+        "num_hidden_layers": 2,
+        "pad_token_id": 0,
+        "moe_intermediate_size": 256,
+        "num_dense_layers": 1,
+        "num_experts": 16,
+        "num_experts_per_tok": 3,
     },
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "ministral3": {
@@ -154,6 +162,9 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
         "eos_token_id": 2,
     }
     config |= _OWN.get(family, {}) | changes
+    if family == "lfm2_moe":
+        kinds = ("conv", "full_attention")
+        config["layer_types"] = [kinds[index % 2] for index in range(config["num_hidden_layers"])]
     if family == "gpt_oss" and "sliding_window" not in changes:  # a cache of one group
         config |= {"sliding_window": 512, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
     return config

@@ -18,6 +18,7 @@ FAMILIES = (
     "gpt_oss",
     "granite",
     "lfm2",
+    "lfm2_moe",
     "llama",
     "ministral3",
     "mistral",
@@ -133,6 +134,16 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
             "shared_expert_intermediate_size": rng.choice([13, 32]),
         }
         del config["intermediate_size"]
+    if family == "lfm2_moe":
+        config |= {
+            "num_experts": rng.choice([2, 5, 12, 24]),
+            "moe_intermediate_size": rng.choice([9, 21, 40]),
+            "num_dense_layers": rng.choice([0, 1]),
+            "use_expert_bias": rng.random() < 0.7,
+            "norm_topk_prob": rng.random() < 0.7,
+            "routed_scaling_factor": rng.choice([1.0, 0.4, 2.5]),
+        }
+        config["num_experts_per_tok"] = rng.randint(1, min(4, config["num_experts"]))
     if family.startswith("lfm2"):
         config |= _draw_convs(rng, config)
         config = {key: value for key, value in config.items() if value is not None}
@@ -171,14 +182,17 @@ def _draw_convs(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
     kinds = ["conv", "full_attention"]
     types = [*rng.sample(kinds, 2), *rng.choices(kinds, k=rng.choice([0, 1, 2]))]
     attention = [index for index, kind in enumerate(types) if kind == "full_attention"]
-    sizes = {
+    sizes: dict[str, Any] = {
         "block_auto_adjust_ff_dim": rng.random() < 0.7,
         "block_ffn_dim_multiplier": rng.choice([1.0, 1.3]),
         "block_multiple_of": rng.choice([8, 20]),
     }
+    layers: dict[str, Any] = rng.choice([{"full_attn_idxs": attention}, {"layer_types": types}])
+    if "num_experts" in config:
+        layers, sizes = {"layer_types": types}, {}
     return {
         "num_hidden_layers": len(types),
-        **(rng.choice([{"full_attn_idxs": attention}, {"layer_types": types}])),
+        **layers,
         "conv_L_cache": rng.choice([2, 3, 7]),
         "conv_bias": rng.random() < 0.5,
         "pad_token_id": 0,
@@ -281,6 +295,8 @@ def smallest_margin(hf: Any, ids: Sequence[int]) -> float:
 
     def look(router: Any, args: tuple[torch.Tensor, ...], _: object) -> None:
         logits = torch.nn.functional.linear(args[0].flatten(0, -2), router.weight, getattr(router, "bias", None))
+        if len(args) > 1:  # what is added to sigmoids
+            logits = logits.sigmoid() + (0 if args[1] is None else args[1])
         if router.top_k < router.num_experts:
             largest = logits.topk(router.top_k + 1).values
             margins.append(float((largest[:, -2] - largest[:, -1]).min() / logits.std()))
@@ -327,4 +343,7 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
             else:
                 gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
                 parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):  # of sigmoids: some experts are chosen for their bias alone
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model.eval().to(dtype)

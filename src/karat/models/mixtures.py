@@ -39,14 +39,14 @@ class MixtureConfig(ModelConfig):
         ModelConfig.__post_init__(self)
 
 
-def mixture(place: Place, config: MixtureConfig, **own: Any) -> ExpertMixture:
-    """The experts of a layer; `own` are the family's arguments of ExpertMixture."""
+def mixture(place: Place, config: MixtureConfig, routing: Routing | None = None, **own: Any) -> ExpertMixture:
+    """The experts of a layer, chosen by softmax unless by another `routing`; `own` are arguments of ExpertMixture."""
     return ExpertMixture(
         place,
         config.hidden_size,
         config.moe_intermediate_size,
         num_experts=config.num_experts,
-        routing=Routing(config.num_experts_per_tok, renormalised=config.norm_topk_prob),
+        routing=routing or Routing(config.num_experts_per_tok, renormalised=config.norm_topk_prob),
         **own,
     )
 
@@ -100,6 +100,11 @@ def not_in_gguf(config: MixtureConfig, *, renormalised: bool) -> str | None:
     """Files state no dense layers, and readers of an architecture renormalise always, or never."""
     if config.dense_layers:
         return f"layers without experts (the first is {config.dense_layers[0]})"
+    return not_renormalised(config, renormalised=renormalised)
+
+
+def not_renormalised(config: MixtureConfig, *, renormalised: bool) -> str | None:
+    """Readers of an architecture renormalise always, or never."""
     if config.norm_topk_prob == renormalised:
         return None
     which = "that are" if config.norm_topk_prob else "that are not"

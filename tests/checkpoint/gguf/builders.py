@@ -167,6 +167,11 @@ def write_model(
     writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
     if taps := config.get("conv_L_cache"):
         writer.add_shortconv_l_cache(taps)
+        if config.get("num_experts"):
+            writer.add_leading_dense_block_count(config["num_dense_layers"])
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+            if (scale := config["routed_scaling_factor"]) != 1:
+                writer.add_expert_weights_scale(scale)
         weights = {name: each[:, 0] if name.endswith("conv.conv.weight") else each for name, each in weights.items()}
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
@@ -214,7 +219,8 @@ def write_model(
         if is_paired and ".k_proj." in name:
             stored = paired(weight, config["num_key_value_heads"])
         name = name.replace(".dt_bias", ".dt_proj.bias")
-        name = hub_name(family, name) if "conv_L_cache" in config else name
+        if "conv_L_cache" in config and ".experts." not in name:
+            name = hub_name(family, name).replace("expert_bias", "expert_bias.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None
         writer.add_tensor(new_name, stored)

@@ -133,12 +133,13 @@ class TestSameModel:
         for key in ("layer_types", "max_window_layers", "no_rope_layers", "no_rope_layer_interval"):
             if "conv_L_cache" not in raw:
                 raw.pop(key, None)
+        raw["tie_word_embeddings"] |= family == "lfm2_moe"  # of which the gguf package knows no head
         if "block_auto_adjust_ff_dim" in raw:
             raw["block_auto_adjust_ff_dim"] = False
         for key in ("decoder_sparse_step", "mlp_only_layers"):
             raw.pop(key, None)
         if "norm_topk_prob" in raw:
-            raw["norm_topk_prob"] = family == "qwen3_moe"
+            raw["norm_topk_prob"] = family in ("lfm2_moe", "qwen3_moe")
         if family not in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"):
             raw.pop("use_sliding_window")
         if family == "gpt_oss":
