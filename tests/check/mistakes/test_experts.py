@@ -91,6 +91,12 @@ WRONG: dict[str, tuple[Executor, str, str]] = {
         "do not add up to 1",
     ),
     "the weights stay where they were": (Other(after=sorted_ids), "expert-weights", "the largest first"),
+    "the router gives no weights": (Other(after=lambda r: (r[0], np.ones_like(r[1]))), "expert-weights", "all 1"),
+    "the router gives equal weights": (
+        Other(after=lambda r: (r[0], np.full_like(r[1], 1 / r[1].shape[-1]))),
+        "expert-weights",
+        "all equal",
+    ),
     "no weights": (Other(of_experts(weights=lambda op: np.ones_like(op.weights))), "expert-weights", "all 1"),
     "ids from 1 on": (Other(after=lambda r: ((r[0] + 1) % 16, r[1])), "expert-choice", "the next expert"),
     "experts off by one": (
@@ -184,12 +190,30 @@ class Changed(ReferenceOps):
         return super().apply(self._change(op))
 
 
+class WeightedWithoutBias(ReferenceOps):
+    """Chooses by the router's logits, and weights by its product alone."""
+
+    def apply(self, op: Op[Any]) -> Any:
+        routed = super().apply(op)
+        if not isinstance(op, Route):
+            return routed
+        bias = mistakes.model_of("gpt_oss")[1].array(
+            op.names[0].replace("chosen_ids", "router.bias"), np.dtype(np.float32)
+        )
+        chosen = np.take_along_axis(op.logits - bias, routed[0], axis=-1)
+        powers = np.exp(chosen - chosen.max(axis=-1, keepdims=True))
+        return routed[0], (powers / powers.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+
 def of_kind(kind: type, role: str, change: Change) -> Changed:
     return Changed(lambda op: change(op) if isinstance(op, kind) and op.name.endswith(role) else op)
 
 
 FORGOTTEN: dict[str, list[tuple[Executor, str, str]]] = {
-    "router": [(of_kind(Linear, "mlp.router", lambda op: replace(op, bias=None)), "bias-missing", "no bias")],
+    "router": [
+        (of_kind(Linear, "mlp.router", lambda op: replace(op, bias=None)), "bias-missing", "no bias"),
+        (WeightedWithoutBias("float32"), "expert-weights", "the router's bias is left out of them"),
+    ],
     "sinks": [
         (of_kind(PagedAttention, "", lambda op: replace(op, sinks=None)), "sinks", "left out"),
         (of_kind(PagedAttention, "", lambda op: replace(op, sinks=op.sinks * op.scale)), "sinks", "by the scale"),

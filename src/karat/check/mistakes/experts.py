@@ -69,6 +69,7 @@ PAIRINGS: Mapping[str, Callable[[Paired], Array]] = {
     "all equal": lambda a: np.full_like(a.weights, 1 / a.weights.shape[-1]),
     "the last expert is left out": lambda a: a.weights * (a.weights > a.weights.min(axis=-1, keepdims=True)),
 }
+UNIFORM: Mapping[str, Callable[[int], float]] = {"all 1": lambda _: 1.0, "all equal": lambda count: 1 / count}
 # How gate and up [inner, hidden] are cut out of the rows of one matrix.
 STACKS: Mapping[str, Callable[[Array, Array], tuple[Array, Array]]] = {
     "every second row of halves": lambda gate, up: _parted(np.concatenate([gate, up], axis=-1), slice(None, None, 2)),
@@ -158,6 +159,19 @@ def biased(chosen_weights: Op[ChosenWeights], a: ChosenWeights, _: bool) -> Arra
     return weighed(np.take_along_axis(routing_scores(a.logits, a.routing) + a.routing.bias, a.ids, axis=-1), a)
 
 
+@mistake("chosen_weights", of=chosen_weights, choices=UNIFORM)
+def uniform(chosen_weights: Op[ChosenWeights], a: ChosenWeights, name: str) -> Array:
+    return np.full_like(chosen_weights(a), UNIFORM[name](a.ids.shape[-1]))
+
+
+@mistake("chosen_weights", of=chosen_weights, choices=(True,))
+def unbiased(chosen_weights: Op[ChosenWeights], a: ChosenWeights, _: bool) -> Array:
+    """Weighted by the router's product alone, without its bias, which `routing` has then."""
+    if a.routing.bias is None:
+        return chosen_weights(a)
+    return chosen_weights(replace(a, logits=a.logits - a.routing.bias))
+
+
 @mistake("experts", of=paired, choices=PAIRINGS)
 def pairing(paired: Op[Paired], a: Paired, name: str) -> Array:
     return PAIRINGS[name](a)
@@ -196,6 +210,11 @@ def routing(scope: Scope, layer: Layer) -> Variants:
         yield "expert-weights", how, {role: {"routing": replace(right, renormalised=not is_one)}}
         yield "expert-weights", "sigmoid instead of softmax", {role: {"sigmoid": False}}
         yield "expert-weights", "sigmoid instead of softmax, then made to add up to 1", {role: {"sigmoid": True}}
+        for name in UNIFORM:
+            yield "expert-weights", name, {role: {"uniform": name}}
+        if (bias := layer.graph.nodes[layer.node(ids).inputs[0]].params.get("bias")) is not None:
+            of_product: Params = {"routing": replace(right, bias=bias), "unbiased": True}
+            yield "expert-weights", "the router's bias is left out of them", {role: of_product}
     for role in layer.roles_of("experts"):
         for name in PAIRINGS:
             yield "expert-weights", name, {role: {"pairing": name}}
