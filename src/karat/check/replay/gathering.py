@@ -1,8 +1,9 @@
 """Traces of tensor-parallel engines: the arrays of ranks, `name@r`, are joined to whole ones.
 
-Heads and inner features are split over ranks. Hidden states, norms and logits are whole on each rank, and must be
-equal. Several ranks hold a KV head if query heads of theirs read it. `….partial` (a rank's part of a sum) and
-`lm_head.part` (a rank's columns of the logits) are no results of the whole model, and are left out.
+Heads, channels and inner features are split over ranks (karat.check.replay.rank_columns has those in several pieces).
+Hidden states, norms and logits are whole on each rank, and must be equal. Several ranks hold a KV head if query heads
+of theirs read it. `….partial` (a rank's part of a sum) and `lm_head.part` (a rank's columns of the logits) are no
+results of the whole model, and are left out.
 """
 
 from collections import defaultdict
@@ -14,13 +15,18 @@ from math import prod
 import numpy as np
 
 from karat.check.model.graph import Graph, Node
+from karat.check.replay import rank_columns
 from karat.check.trace.format import Array, LazyArrays, Trace
 from karat.config import LayerShape
 from karat.errors import TraceError
 
 SPLIT = frozenset(
     "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm self_attn.q_rope "
-    "self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention mlp.gate_proj mlp.up_proj mlp.act".split()
+    "self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention mlp.gate_proj mlp.up_proj mlp.act "
+    "self_attn.q self_attn.gate self_attn.gated linear_attn.in_proj_z linear_attn.in_proj_b linear_attn.in_proj_a "
+    "linear_attn.v linear_attn.decay linear_attn.beta linear_attn.delta linear_attn.delta_normed linear_attn.norm "
+    "conv.before conv.after conv.x conv.gated_x conv.conv conv.gated mlp.shared_expert.gate_proj "
+    "mlp.shared_expert.up_proj mlp.shared_expert.act".split()
 )
 
 _OF_HEADS = ("self_attn.q_proj", "self_attn.q_norm", "self_attn.q_rope", "self_attn.attention")
@@ -48,12 +54,23 @@ def gathered(graph: Graph, trace: Trace, rank: int = 0) -> tuple[Trace, list[str
     for name, found in parts.items():
         if sorted(found) != list(range(ranks)):
             raise TraceError(f"{name}: there are ranks {sorted(found)}, expected 0 to {ranks - 1}; write them all")
-    held = _held_kv_heads(graph, {name: [trace.shape_of(f"{name}@{r}") for r in range(ranks)] for name in parts})
+    by_rank = {name: [trace.shape_of(f"{name}@{r}") for r in range(ranks)] for name in parts}
+    held = _held_kv_heads(graph, by_rank)
+    pieces = {
+        name: rank_columns.pieces_of(graph, graph.nodes[name], by_rank)
+        for name in parts
+        if name in graph.nodes and graph.nodes[name].role in rank_columns.IN_PIECES
+    }
 
     def joined(name: str) -> Array:
         if name not in parts:
             return trace.arrays[name]
         node = graph.nodes.get(name)
+        if node is not None and name in pieces:
+            size = max(stop for own in pieces[name] for _, stop in own)
+            last = sorted(range(ranks), key=lambda number: number == rank)
+            arrays = {number: trace.arrays[f"{name}@{number}"] for number in last}
+            return rank_columns.joined(node, arrays, pieces[name], size)
         if node is None or node.role not in SPLIT:
             return trace.arrays[f"{name}@{rank}"]
         shape = graph.shape(node)
@@ -66,7 +83,9 @@ def gathered(graph: Graph, trace: Trace, rank: int = 0) -> tuple[Trace, list[str
         shapes[name] = whole.shape
         node = graph.nodes.get(name)
         others = (trace.arrays[f"{name}@{number}"] for number in range(ranks))
-        if node is not None and node.role in SPLIT:
+        if name in pieces:
+            same = rank_columns.copies_agree(whole, dict(enumerate(others)), pieces[name])
+        elif node is not None and node.role in SPLIT:
             shape = graph.shape(node)
             same = node.role not in _OF_KV_HEADS or _copies_agree(
                 shape, whole, dict(enumerate(others)), held.get(shape)
