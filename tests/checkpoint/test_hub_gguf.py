@@ -45,8 +45,16 @@ class TestGguf:
         assert client.folder("org/foxes:Q8_0", HF_HUB_OFFLINE="1") == path
         assert client.hub.requests == []
         assert "HF_HUB_OFFLINE is set" in client.refused("org/foxes:Q4_0", HF_HUB_OFFLINE="1")
+        assert client.folder("org/foxes", HF_HUB_OFFLINE="1") == path, "the only one there"
+        client.folder("org/foxes:F16")
         without = client.refused("org/foxes", HF_HUB_OFFLINE="1")
         assert "fox-Q8_0.gguf" in without and "org/name:Q4_K_M" in without, "how to name what is there"
+
+    def test_the_only_one_may_be_a_split_and_must_be_whole(self, client: Client) -> None:
+        path = client.folder("org/foxes:F16")
+        assert client.folder("org/foxes", HF_HUB_OFFLINE="1") == path
+        (path.parent / "fox-F16-00002-of-00002.gguf").unlink()
+        assert "org/foxes: " in client.refused("org/foxes", HF_HUB_OFFLINE="1")
 
     def test_other_spellings(self, client: Client) -> None:
         spellings = (

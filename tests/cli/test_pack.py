@@ -18,7 +18,8 @@ def test_what_is_packed_once_is_mapped_by_run(tmp_path: Path, karat_here: Karat)
     model, cache = str(embedded_model_path()), str(tmp_path / "karat" / "packed")
     done = karat_here("pack", model, "--verify", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 4 and "pack the model first" in done.stderr and not list(tmp_path.rglob("*packed*"))
-    done = karat_here("pack", model, XDG_CACHE_HOME=str(tmp_path))
+    done = karat_here("pack", model, "--template-arg", "a=1", "--chat-template", "chatml", XDG_CACHE_HOME=str(tmp_path))
+    assert "--chat-template and --template-arg have no effect: a packed file has matrices alone" in done.stderr
     assert done.returncode == 0 and f"--packed-cache {cache} maps them" in done.stderr, done.stderr
     path = Path(done.stdout.strip())
     written = path.stat().st_mtime_ns

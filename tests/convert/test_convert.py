@@ -58,6 +58,22 @@ def test_float32_is_the_same_model(family: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(weights[name].to_array(F32), weight.to_array(F32), err_msg=name)
 
 
+def test_a_model_without_a_tokenizer_is_converted_without_one(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", **FAMILIES["qwen2"])
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6, 9999999]}))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)
+    source = open_model(folder)
+    done = convert(source, tmp_path / "model.gguf", MIXES["F32"])
+    assert any("the file has no tokenizer" in warning for warning in done.warnings)
+    back = open_gguf(tmp_path / "model.gguf")
+    assert back.metadata.values["tokenizer.ggml.model"] == "none" and back.config["eos_token_id"] == [5, 6]
+    assert read_config(back.config).vocab_size == read_config(source.config).vocab_size
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError):
+        convert(open_model(folder), tmp_path / "damaged.gguf", MIXES["F32"])
+
+
 def test_a_text_model_beside_a_vision_encoder_is_a_plain_llama(tmp_path: Path) -> None:
     """Without the encoder, of which a warning tells; the logits are those of the folder."""
     folder = with_vision(folder_of(tmp_path / "model", **FAMILIES["mistral"]))

@@ -18,7 +18,7 @@ import pytest
 from karat.config import ModelConfig, RopeConfig
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
-from karat.models.registry import read_config
+from karat.models.registry import passed_over, read_config
 from karat.models.short_convs import ConvShape
 
 COMMON: dict[str, Any] = {
@@ -425,7 +425,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 0}, "no_rope_layer_interval=0"),
     ("qwen2", {"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
-    ("llama", {"hidden_act": 3}, "hidden_act=3: expected str"),
+    ("llama", {"hidden_act": 3}, "hidden_act=3: expected a text"),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
     ("qwen2", {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "'longrope'"),
     ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor=0.5"),
@@ -461,8 +461,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"head_dim": 7}, "head_dim=7"),
     ("llama", {"num_attention_heads": 3, "head_dim": 8}, "num_attention_heads=3"),
     ("qwen2", {"num_attention_heads": 5, "num_key_value_heads": 5}, "hidden_size=32"),
-    ("llama", {"hidden_size": True}, "hidden_size=True: expected int"),
-    ("llama", {"hidden_size": 32.5}, "hidden_size=32.5: expected int"),
+    ("llama", {"hidden_size": True}, "hidden_size=True: expected an integer"),
+    ("llama", {"hidden_size": 32.5}, "hidden_size=32.5: expected an integer"),
     ("llama", {"num_hidden_layers": 0}, "num_layers=0"),
     ("llama", {"vocab_size": ...}, "vocab_size is missing"),
     ("llama", {"rms_norm_eps": 0}, "rms_norm_eps=0"),
@@ -478,7 +478,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
     ("qwen2", {"embedding_multiplier": 12.0}, "embedding_multiplier=12.0"),
     ("qwen2", {"frob_multiplier": 12.0, "twist_scaling": 8.0}, "2 unknown keys"),
-    ("llama", {"attention_chunk_size": 8192}, "attention_chunk_size=8192"),
+    ("llama", {"attention_chunk_size": 8192}, "attention_chunk_size=8192 is not supported: expected 0, or null"),
+    ("llama", {"logits_scaling": 2}, "logits_scaling=2 is not supported: expected 1, or null"),
+    *(
+        ("llama", {key: value}, f"1 unknown key ({key}={value!r})")
+        for key, value in {
+            "foo_scale": 2,
+            "foo_scale_on": True,
+            "foo": 1,
+            "foo_bar": {"a": 0},
+            "use_rope": False,
+            "rotary": 0,
+            "rotary_dim": 0,
+            "use_causal_mask": False,
+            "softmax_scale": 1.0,
+            "attention_factor": 1,
+            "qk_scale": 1,
+            "no_rope_layer_interval": 1,
+        }.items()
+    ),
     ("llama", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers=-1: expected a number of layers"),
     ("llama", {"num_nextn_predict_layers": False}, "num_nextn_predict_layers=False"),
     ("llama", {"mtp_num_hidden_layers": 1.5}, "mtp_num_hidden_layers=1.5"),
@@ -492,7 +510,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok=9"),
     ("qwen3_moe", {"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
     ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size=0"),
-    ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob=1: expected bool"),
+    ("qwen3_moe", {"norm_topk_prob": 1}, "norm_topk_prob=1: expected true or false"),
     ("qwen3_moe", {"mlp_only_layers": [True]}, "mlp_only_layers=[True]"),
     ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers=3"),
     ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
@@ -524,6 +542,35 @@ def test_refused_by_name(family: str, changes: dict[str, Any], message: str) -> 
     with pytest.raises(ConfigError) as caught:
         read_config(raw_config(family, **changes))
     assert message in str(caught.value)
+
+
+UNKNOWN: dict[str, Any] = {
+    "residual_scale": 1,
+    "residual_dropout": 0.0,
+    "alibi": False,
+    "scale_emb": 1.0,
+    "no_rope_layers": [],
+    "foo_bar": {},
+    "foo_text": "",
+    "foo_step": 1,
+    "num_frobs": 0,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unknown_keys_that_say_nothing_are_named(family: str) -> None:
+    expected = read_config(raw_config(family))
+    read = {"residual_dropout"} if family == "seed_oss" else set()
+    unknown = {key: value for key, value in UNKNOWN.items() if key not in {*EXTRA[family], *read}}
+    for key, value in unknown.items():
+        raw = raw_config(family, **{key: value})
+        assert read_config(raw) == expected and passed_over(raw) == (f"{key}={value!r}",)
+    assert passed_over(raw_config(family)) == ()
+    rope = {"rope_type": "linear", "factor": 2.0}
+    if family == "llama":
+        raw = raw_config(family, rope_scaling=rope | {"frob": 0})
+        assert read_config(raw) == read_config(raw_config(family, rope_scaling=rope))
+        assert passed_over(raw) == ("rope_scaling.frob=0",)
 
 
 NEUTRAL: dict[str, Any] = {

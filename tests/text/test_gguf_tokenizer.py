@@ -383,6 +383,37 @@ class TestRules:
         (tmp_path / "a.gguf").write_bytes(tiny())
         assert tokenizer.encode("a") == loaded(tmp_path / "a.gguf").encode("a")
 
+    @pytest.mark.parametrize("name", ["bos", "unknown"])
+    def test_a_byte_level_vocabulary_needs_no_such_id(self, name: str, tmp_path: Path) -> None:
+        key = f"tokenizer.ggml.{name}_token_id"
+        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        without: dict[str, Any] = BPE | {
+            "tokenizer.ggml.tokens": (ARRAY, (STRING, alphabet)),
+            "tokenizer.ggml.token_type": None,
+            "tokenizer.ggml.merges": (ARRAY, (STRING, [])),
+            "tokenizer.ggml.add_bos_token": (BOOL, False),
+            key: None,
+        }
+        (tmp_path / "a.gguf").write_bytes(tiny(without))
+        expected = loaded(tmp_path / "a.gguf")
+        (tmp_path / "a.gguf").write_bytes(tiny(without | {key: (U32, 99999)}))
+        found = loaded(tmp_path / "a.gguf")
+        assert found.encode("a b") == expected.encode("a b") and "99999 names no token" in " ".join(found.notes)
+
+    @pytest.mark.parametrize(
+        "used",
+        [
+            {"tokenizer.ggml.bos_token_id": (U32, 99999), "tokenizer.ggml.add_bos_token": (BOOL, True)},
+            {"tokenizer.ggml.bos_token_id": (U32, 99999), "tokenizer.chat_template": (STRING, "{{ bos_token }}")},
+            {"tokenizer.ggml.model": (STRING, "llama"), "tokenizer.ggml.unknown_token_id": (U32, 99999)},
+        ],
+        ids=str,
+    )
+    def test_an_id_that_is_used_must_name_a_token(self, used: dict[str, Any], tmp_path: Path) -> None:
+        no_bos: dict[str, Any] = {"tokenizer.ggml.add_bos_token": (BOOL, False)}
+        kind = {} if "tokenizer.ggml.model" in used else BPE
+        assert "99999; expected an id below 6" in refused(tmp_path, kind | no_bos | used)
+
     @pytest.mark.parametrize("name", ["bos", "unknown", "eot", "eom"])
     def test_minus_one_as_an_unsigned_number_is_no_id(self, name: str, tmp_path: Path) -> None:
         key = f"tokenizer.ggml.{name}_token_id"
@@ -465,9 +496,9 @@ class TestRules:
     @pytest.mark.parametrize(
         ("changes", "expected"),
         [
-            ({"tokenizer.ggml.model": (U32, 1)}, "tokenizer.ggml.model is 1; expected str"),
+            ({"tokenizer.ggml.model": (U32, 1)}, "tokenizer.ggml.model is 1; expected a text"),
             ({"tokenizer.ggml.tokens": (STRING, "a")}, "tokenizer.ggml.tokens is 'a'; expected an array of STRING"),
-            ({"tokenizer.ggml.bos_token_id": (STRING, "1")}, "tokenizer.ggml.bos_token_id is '1'; expected int"),
+            ({"tokenizer.ggml.bos_token_id": (STRING, "1")}, "tokenizer.ggml.bos_token_id is '1'; expected an integer"),
         ],
     )
     def test_wrong_metadata(self, changes: dict[str, Any], expected: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils.tqdm import tqdm
 
 from karat.checkpoint.folder import INDEX, SINGLE, read_index, refusal
-from karat.checkpoint.gguf.select import TAG, SelectionError, select
+from karat.checkpoint.gguf.select import TAG, SelectionError, only, select
 from karat.checkpoint.wording import shown
 from karat.errors import HubError, UsageError
 
@@ -136,7 +136,12 @@ def pull(model: str, *, revision: str | None = None, force: bool = False, progre
         except _FAULTS:
             if not (present := sorted(_ggufs(folder))):
                 raise
+            if tag is None and not force and (alone := _only_gguf(repo, folder)) is not None:
+                return alone
     except _FAULTS as fault:
+        is_away = isinstance(fault, LocalEntryNotFoundError)
+        if is_away and tag is None and not force and (alone := _only_gguf(repo, _cached(repo, revision))) is not None:
+            return alone
         message = f"{model}: {_explain(fault, model, repo, revision)}"
         # The message has what matters of the fault; its frames and causes are a hundred lines of libraries.
         fault.__cause__, fault.__suppress_context__ = None, True
@@ -155,12 +160,7 @@ def _whole_in_cache(repo: str, revision: str, tag: str | None) -> Path | None:
     A cached listing of the repository also names files that nobody fetched and the model does without. What is missing
     of its description is told.
     """
-    home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
-    try:
-        commit = (home / "refs" / revision).read_text().strip()
-    except OSError:
-        commit = revision
-    folder = home / "snapshots" / commit
+    folder = _cached(repo, revision)
     if tag is not None:
         try:
             names = select(_ggufs(folder), tag)
@@ -175,6 +175,28 @@ def _whole_in_cache(repo: str, revision: str, tag: str | None) -> Path | None:
     absent = [name for name in _DESCRIPTION if "*" not in name and not (folder / name).exists() and name != INDEX]
     _log.warning("%s: not in the cache, and used without them, if the model has them: %s", repo, ", ".join(absent))
     return folder
+
+
+def _cached(repo: str, revision: str) -> Path:
+    """The folder of the snapshot in the cache, if there is one."""
+    home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+    try:
+        commit = (home / "refs" / revision).read_text().strip()
+    except OSError:
+        commit = revision
+    return home / "snapshots" / commit
+
+
+def _only_gguf(repo: str, folder: Path) -> Path | None:
+    """The GGUF file of a snapshot in the cache where it is the only model there; None otherwise."""
+    if (folder / INDEX).exists() or (folder / SINGLE).exists():
+        return None
+    try:
+        first = folder / only(_ggufs(folder))[0]
+    except SelectionError:
+        return None
+    _log.warning("%s: without the hub, the only model of it in the cache: %s", repo, first.name)
+    return first
 
 
 def _ggufs(folder: Path) -> list[str]:

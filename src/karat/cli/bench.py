@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from karat.cli.bench_model import overrides_of
-from karat.cli.options import ModelOptions
+from karat.cli.options import OverrideOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import embedded_model_path
@@ -97,7 +97,7 @@ def bench(
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
     *,
-    words: ModelOptions,
+    words: OverrideOptions,
 ) -> None:
     """Measure prefill, decode, batched and long-context decode, each as a share of what the machine can do.
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from karat.cli.options import ModelOptions
+from karat.cli.options import OverrideOptions
+from karat.cli.terminal import note
 from karat.config import embedded_model_path
 from karat.errors import UsageError
 
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     from karat.checkpoint.overrides import Overrides
 
 
-def overrides_of(words: ModelOptions, *, shape: str | None, peer: object) -> "Overrides":
+def overrides_of(words: OverrideOptions, *, shape: str | None, peer: object) -> "Overrides":
     """What the user says of the model. UsageError where something else is measured that knows nothing of it."""
     overrides = words.overrides()
+    if (told := words.idle_texts("nothing is asked in a chat")) is not None:
+        note(told)
     if overrides.changes_model and shape is not None:
         raise UsageError(f"--shape {shape} has no files that --override or --rope-scaling speaks of; leave one out")
     if overrides.changes_model and peer is not None:

@@ -11,7 +11,7 @@ import typer
 
 from karat.cli.bench import facts_of_now
 from karat.cli.bench_model import ShapeOptions, overrides_of
-from karat.cli.options import ModelOptions
+from karat.cli.options import OverrideOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import columns, emit, is_terminal
 from karat.errors import UsageError
@@ -49,7 +49,7 @@ def bench_throughput(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
     *,
     shapes: ShapeOptions,
-    words: ModelOptions,
+    words: OverrideOptions,
 ) -> None:
     """Measure many prompts at once without a server: requests and tokens a second, in vLLM's words.
 

@@ -81,6 +81,7 @@ def _source(text: str | None) -> "GenerationSource":
 
 def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -> dict[str, Any]:
     """All facts, for JSON. Raises the errors that running the model would raise before it loads weights."""
+    from karat.models.opening import passed_over
     from karat.models.registry import find_weights, read_config
 
     config = read_config(checkpoint.config)
@@ -118,6 +119,7 @@ def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -
         **_gguf_facts(checkpoint),
         "overrides": checkpoint.overrides.described(),
         "warnings": checkpoint.warnings,
+        "note": passed_over(checkpoint),
     }
 
 
@@ -243,6 +245,7 @@ def _as_text(facts: dict[str, Any], all_tensors: bool) -> str:
         parts.append([(key, _one_line(value)) for key, value in facts["metadata"].items()])
     parts.append([("override", f"{key}={_one_line(value)}") for key, value in facts["overrides"].items()])
     parts.append([("warning", warning) for warning in facts["warnings"]])
+    parts.append([("note", facts["note"])] if facts["note"] is not None else [])
     width = max(len(name) for part in parts[:3] for name, _ in part)
     texts = [columns((name.ljust(width), value) for name, value in part) for part in parts if part]
     texts.append(columns(_tensor_rows(facts["tensors"], all_tensors), right="3"))

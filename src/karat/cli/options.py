@@ -121,6 +121,12 @@ class OverrideOptions(FileOptions):
         arguments = _given(chat_template_kwargs=_pairs("--template-arg", self.template_arg, typed))
         return FileOptions.said(self) | arguments
 
+    def idle_texts(self, why: str) -> str | None:
+        """What to tell a user who says something of the chat template to a command that has no use for it."""
+        options = (("--chat-template", self.chat_template), ("--template-arg", self.template_arg))
+        named = [name for name, value in options if value]
+        return f"{' and '.join(named)} {'has' if len(named) == 1 else 'have'} no effect: {why}" if named else None
+
     def words(self) -> list[str]:
         """The words of the command line, for another command that has these options."""
         options = ((f"--{name.replace('_', '-')}", value) for name, value in given_fields(self).items())

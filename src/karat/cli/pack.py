@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from karat.cli.options import ModelOptions
+from karat.cli.options import OverrideOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import bytes_text, emit, note
 
@@ -33,7 +33,7 @@ def pack(
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no hint.")] = False,
     *,
-    words: ModelOptions,
+    words: OverrideOptions,
 ) -> None:
     """Write the matrices of a model once, as kernels read them.
 
@@ -52,6 +52,8 @@ def pack(
 
     Options(quantize=quantize)  # type: ignore[arg-type]  # checks it
     checkpoint = open_model(resolve(model, progress=not quiet), words.overrides())
+    if (told := words.idle_texts("a packed file has matrices alone")) is not None and not quiet:
+        note(told)
     progress = Progress(quiet=quiet)
 
     def tell(done: int, total: int) -> None:

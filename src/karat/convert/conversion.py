@@ -22,8 +22,8 @@ from karat.config import ModelConfig
 from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
 from karat.convert.mix import TypeMix, is_router, type_of
 from karat.convert.restating import require_said, restated, with_template
-from karat.convert.tokenizer import tokenizer_pairs
-from karat.errors import ConfigError, NumericsError, UsageError
+from karat.convert.tokenizer import no_tokenizer_pairs, tokenizer_pairs
+from karat.errors import ConfigError, NoTokenizerError, NumericsError, UsageError
 from karat.models.decoder import weight_specs
 from karat.models.families import FAMILIES
 from karat.models.registry import find_weights, read_config
@@ -312,7 +312,13 @@ def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[st
     if source.generation_fault is not None:
         raise source.generation_fault
     pairs = model_pairs(config, source.path.resolve().name)
-    of_tokenizer, warnings = tokenizer_pairs(read_tokenizer_files(source.path), config, source.generation_config)
+    try:
+        files = read_tokenizer_files(source.path)
+    except NoTokenizerError as fault:
+        of_tokenizer, warnings = no_tokenizer_pairs(config, source.generation_config)
+        warnings.append(f"the file has no tokenizer: {fault}")
+    else:
+        of_tokenizer, warnings = tokenizer_pairs(files, config, source.generation_config)
     warnings += unused
     if (reason := foreign_to_llama_cpp(config)) is not None:
         warnings.append(f"Karat reads the file, but llama.cpp does not: {reason}")

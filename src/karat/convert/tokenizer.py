@@ -75,6 +75,17 @@ def tokenizer_pairs(
     return pairs, [*lost, *left_out, *_left_out(state)]
 
 
+def no_tokenizer_pairs(
+    config: ModelConfig, generation_config: Mapping[str, object] | None = None
+) -> tuple[Pairs, list[str]]:
+    """The metadata pairs of a model without a tokenizer, which are its end tokens and BOS, and warnings."""
+    ends = _ends(config, generation_config, None)
+    told: list[str] = []
+    if len(ends) > len(_ENDS):
+        told.append(f"GGUF has room for {len(_ENDS)} tokens that end a text: it goes on after {ends[len(_ENDS) :]}")
+    return [("tokenizer.ggml.model", string("none")), *_role_pairs({"bos": config.bos_token_id}, ends)], told
+
+
 def _tokens(state: Mapping[str, Any], model: Mapping[str, Any], num_rows: int) -> tuple[list[str], list[int]]:
     """A token and its type for every row of the embedding. Rows without a token get a placeholder of type unused."""
     by_id: dict[int, tuple[str, int]] = {}
@@ -191,19 +202,13 @@ def _special(
     ids = {role: files.backend.token_to_id(token) for role, token in files.special_tokens.items()}
     roles = {name: ids[role] for role, name in _ROLES.items() if ids.get(role) is not None}
     roles.setdefault("bos", config.bos_token_id)
-    stated = stated_end_ids(generation_config, config, roles.get("eos"), "generation_config.json")
-    ends = [token_id for token_id in stated if token_id < config.vocab_size]  # as when the folder is loaded
-    roles |= dict(zip(_ENDS, ends, strict=False))
+    ends = _ends(config, generation_config, roles.get("eos"))
     framed, plain = files.backend.encode("").ids, files.backend.encode("a", add_special_tokens=False).ids
     before = framed[:1] if framed and framed[0] == roles["bos"] else []
     after = framed[len(before) :]
     if after not in ([], [roles.get("eos")]) or files.backend.encode("a").ids != [*before, *plain, *after]:
         raise _unsupported("a post-processor that adds more than BOS and EOS")
-    pairs = [
-        (f"tokenizer.ggml.{name}_token_id", scalar("UINT32", token_id))
-        for name, token_id in roles.items()
-        if token_id is not None
-    ]
+    pairs = _role_pairs(roles, ends)
     pairs += [
         ("tokenizer.ggml.add_bos_token", scalar("BOOL", bool(before))),
         ("tokenizer.ggml.add_eos_token", scalar("BOOL", bool(after))),
@@ -213,6 +218,21 @@ def _special(
     kept, lost = (listed([shown(tokens[i]) for i in ids]) for ids in (ends[: len(_ENDS)], ends[len(_ENDS) :]))
     return pairs, [
         f"GGUF has room for {len(_ENDS)} tokens that end a text: the file has {kept}; a text goes on after {lost}"
+    ]
+
+
+def _ends(config: ModelConfig, generation_config: Mapping[str, object] | None, own: int | None) -> list[int]:
+    """The tokens that end a text, as when the folder is loaded."""
+    stated = stated_end_ids(generation_config, config, own, "generation_config.json")
+    return [token_id for token_id in stated if token_id < config.vocab_size]
+
+
+def _role_pairs(roles: Mapping[str, int | None], ends: Sequence[int]) -> Pairs:
+    """The pairs of tokens with a role; the first of those that end a text have theirs."""
+    return [
+        (f"tokenizer.ggml.{name}_token_id", scalar("UINT32", token_id))
+        for name, token_id in {**roles, **dict(zip(_ENDS, ends, strict=False))}.items()
+        if token_id is not None
     ]
 
 

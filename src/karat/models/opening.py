@@ -5,7 +5,9 @@ from pathlib import Path
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, open_folder
 from karat.checkpoint.gguf import read_gguf
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
+from karat.checkpoint.wording import listed
 from karat.errors import UsageError
+from karat.models import registry
 from karat.models.families import COMPOSITES, FAMILIES
 from karat.models.registry import keys_read
 from karat.request import shown
@@ -28,6 +30,13 @@ def open_model(path: Path, overrides: Overrides = NO_OVERRIDES) -> ModelCheckpoi
                 "key, so it would change nothing; leave it out"
             )
     return checkpoint
+
+
+def passed_over(checkpoint: ModelCheckpoint) -> str | None:
+    """What to tell of keys that Karat does not know and whose values say nothing; None if there are none."""
+    own = checkpoint.passed_over if isinstance(checkpoint, GgufCheckpoint) else ()
+    names = [*own, *registry.passed_over(checkpoint.config)]
+    return f"keys that are not known, and say nothing: {listed(names)}" if names else None
 
 
 def open_gguf(path: Path, overrides: Overrides = NO_OVERRIDES) -> GgufCheckpoint:

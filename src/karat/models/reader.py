@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TypeVar, get_args
 
+from karat.checkpoint.neutral import says_nothing
+from karat.checkpoint.wording import kind_of
 from karat.config import FloatName, RopeConfig
 from karat.errors import ConfigError
 from karat.ops.rope_table import yarn_attention_factor
@@ -94,6 +96,7 @@ class ConfigReader:
     """Typed access to one JSON object. It records which keys were read; `finish` refuses the others.
 
     `harmless` keys change nothing, `neutral` ones nothing while they have one of these values. null is no value at all.
+    `passed_over` has the keys that nobody knows, whose values say nothing (karat.checkpoint.neutral).
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class ConfigReader:
         self._where = where
         self._harmless, self._neutral = harmless, neutral
         self._seen: set[str] = set()
+        self.passed_over: list[str] = []
 
     @property
     def seen(self) -> frozenset[str]:
@@ -145,12 +149,14 @@ class ConfigReader:
             raise ConfigError(f"{self._where}: {key}={shown(value)} is not supported: {why}")
 
     def finish(self) -> None:
-        """Raise ConfigError for unread keys that may change the result."""
+        """Raise ConfigError for unread keys that may change the result; add others that nobody knows to passed_over."""
         for key, allowed in self._neutral.items():
             if key not in self._seen:
-                self.must_be(key, *allowed, why=f"Karat computes only with {key}={allowed[0]!r}")
-        stated = {key for key, value in self._raw.items() if value is not None}
-        unknown = sorted(stated - self._seen - set(self._harmless))
+                self.must_be(key, *allowed, why=f"expected {' or '.join(map(repr, allowed))}, or null")
+        known = self._seen.union(self._harmless, self._neutral)
+        others = [(key, self._raw[key]) for key in sorted(self._raw) if key not in known and self._raw[key] is not None]
+        self.passed_over += [f"{key[:80]}={shown(value)}" for key, value in others if says_nothing(key, value)]
+        unknown = [key for key, value in others if not says_nothing(key, value)]
         if unknown:
             named = ", ".join(f"{key[:80]}={shown(self._raw[key])}" for key in unknown[:5])
             raise ConfigError(
@@ -162,7 +168,7 @@ class ConfigReader:
     def _typed(self, kind: type[T], key: str, value: object) -> T:
         accepted = (int, float) if kind is float else kind
         if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
-            raise ConfigError(f"{self._where}: {key}={shown(value)}: expected {kind.__name__}")
+            raise ConfigError(f"{self._where}: {key}={shown(value)}: expected {kind_of(kind)}")
         if kind is float and isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
             raise ConfigError(f"{self._where}: {key}={str(value)[:80]}: expected a finite number")
         if kind is int and isinstance(value, int) and abs(value) > _MAX_INT:
@@ -265,6 +271,7 @@ def read_rope(
         raise ConfigError(f"rope_theta={theta}: expected a number above 1")
     result = _read_rope_kind(rope, kind, theta, max_position_embeddings, where)
     rope.finish()
+    reader.passed_over += [f"{where}.{told}" for told in rope.passed_over]
     return result
 
 

@@ -86,6 +86,13 @@ def read_config(raw: Mapping[str, object]) -> ModelConfig:
     return config
 
 
+def passed_over(raw: Mapping[str, object]) -> tuple[str, ...]:
+    """Keys of a config.json that Karat does not know, with values that say nothing. Raises as `read_config`."""
+    _, reader = _read(raw)
+    reader.finish()
+    return tuple(reader.passed_over)
+
+
 def keys_read(raw: Mapping[str, object]) -> frozenset[str]:
     """The keys that the family of a config.json reads. Raises ConfigError for unsupported values and families."""
     return _read(raw)[1].seen | {"model_type", "architectures"}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from karat.checkpoint.wording import in_words
 from karat.errors import ReceiptError, RequestError
 from karat.receipts.canonical import canonical, digest
 from karat.receipts.fingerprint import Fingerprint
@@ -197,7 +198,9 @@ def read_receipt(text: bytes) -> Receipt:
         receipt = msgspec.json.decode(text, type=Receipt)
         is_whole = canonical(json.loads(text)) == canonical(msgspec.to_builtins(receipt))
     except (msgspec.DecodeError, ValueError, RecursionError) as fault:
-        raise ReceiptError(f"{fault}: expected a receipt (docs/receipts.md); take the file as it was written") from None
+        raise ReceiptError(
+            f"{in_words(fault)}: expected a receipt (docs/receipts.md); take the file as it was written"
+        ) from None
     if not is_whole:
         raise ReceiptError("it has members that no receipt has; take the file as it was written")
     return receipt
@@ -221,7 +224,7 @@ def read_receipts(path: Path) -> list[Receipt]:
             parts = msgspec.json.decode(value, type=list[msgspec.Raw]) if value.startswith(b"[") else [value]
             found += [read_receipt(bytes(part)) for part in parts]
         except (ReceiptError, msgspec.DecodeError) as fault:
-            raise ReceiptError(f"{path}: line {number}: {fault}") from None
+            raise ReceiptError(f"{path}: line {number}: {in_words(fault)}") from None
     if not found:
         raise ReceiptError(f"{path}: an empty list; expected receipts")
     return found

@@ -39,6 +39,7 @@ class GgufVocabulary:
         self.types: Sequence[int] = [NORMAL] * len(self.tokens) if types is None else types.numbers().tolist()
         if wrong := set(self.types).difference(range(NORMAL, BYTE + 1)):
             raise TokenizerError(f"{place}: has a token of the type {min(wrong)}; expected {NORMAL} to {BYTE}")
+        self._is_byte_level = metadata.values.get("tokenizer.ggml.model") == "gpt2"
         self.role_ids = self._read_roles()
         self.ids, self.doubles = self._read_ids()
 
@@ -73,11 +74,20 @@ class GgufVocabulary:
                 found[role] = index
             elif index == NO_TOKEN:
                 self.notes.append(f"{key}={index} counts as not stated")
-            elif role in _IDLE:
+            elif role in _IDLE or (role == "unk_token" and self._is_byte_level):
                 self.notes.append(f"{key}={index} names no token (there are {len(self.tokens)}); nothing needs one")
+            elif role == "bos_token" and not self._asks_for_bos():
+                self.notes.append(f"{key}={index} names no token (there are {len(self.tokens)}); none is asked for")
             else:
                 raise TokenizerError(f"{self._place}: {key} is {index}; expected an id below {len(self.tokens)}")
         return found
+
+    def _asks_for_bos(self) -> bool:
+        """Whether a text or a conversation may begin with BOS."""
+        values = self._metadata.values
+        templates = [value for key, value in values.items() if key.startswith("tokenizer.chat_template")]
+        stated = values.get("tokenizer.ggml.add_bos_token", not self._is_byte_level)
+        return stated is not False or any("bos_token" in str(template) for template in templates)
 
     def _read_ids(self) -> tuple[dict[str, int], dict[int, int]]:
         """Token to id, without unused and empty tokens, which stand for no text; and the id of each double's text.

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from karat.checkpoint import read_json
 from karat.checkpoint.files import member
-from karat.checkpoint.wording import foreign, shown
+from karat.checkpoint.wording import foreign, kind_of, shown
 from karat.errors import NoTokenizerError, TokenizerError
 from karat.text.byte_vocabulary import read_merges, read_tekken
 from karat.text.piece_merging import PieceMerging
@@ -311,5 +311,5 @@ def _cut(error: Exception) -> str:
 
 def _expect(kind: type[T], value: object, what: str) -> T:
     if not isinstance(value, kind):
-        raise TypeError(f"{what} is a {type(value).__name__}, expected {kind.__name__}")
+        raise TypeError(f"{what} is {kind_of(type(value))}, expected {kind_of(kind)}")
     return value

@@ -23,7 +23,7 @@ from karat.checkpoint.gguf.rope import llama3_factors, read_rope_factors
 from karat.errors import CheckpointError, ConfigError
 from karat.models.decoder import weight_specs
 from karat.models.families import FAMILIES
-from karat.models.opening import open_gguf, open_model
+from karat.models.opening import open_gguf, open_model, passed_over
 from karat.models.registry import build as build_model
 from karat.models.registry import find_weights, read_config
 from karat.ops.reference import ReferenceOps
@@ -525,10 +525,68 @@ class TestWarnings:
             assert ["sliding window" in text for text in told] == [True] * warned
 
 
-@pytest.mark.parametrize("key", ["eos", "eot", "eom"])
-def test_ends_beyond_the_vocabulary_are_refused(key: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"tokenizer\.ggml\.{key}_token_id=6: expected an id below 6"):
-        opened(tmp_path / "a.gguf", tiny({f"tokenizer.ggml.{key}_token_id": (U32, 6)}))
+def test_an_end_of_texts_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.eos_token_id=6: expected an id below 6"):
+        opened(tmp_path / "a.gguf", tiny({"tokenizer.ggml.eos_token_id": (U32, 6)}))
+
+
+@pytest.mark.parametrize("key", ["eot", "eom"])
+def test_other_ends_beyond_the_vocabulary_end_nothing(key: str, tmp_path: Path) -> None:
+    plain = opened(tmp_path / "a.gguf", tiny())
+    found = opened(tmp_path / "b.gguf", tiny({f"tokenizer.ggml.{key}_token_id": (U32, 99999)}))
+    assert found.config == plain.config
+    assert found.warnings == (
+        f"tokenizer.ggml.{key}_token_id=99999 names no token (there are 6): nothing ends with it",
+    )
+
+
+UNKNOWN: dict[str, tuple[int, Any]] = {
+    "deepstack_layers": (U32, 0),
+    "ssm.conv_kernel": (U32, 0),
+    "frob.names": (ARRAY, (STRING, [])),
+    "frob.enabled": (BOOL, False),
+    "frob.kind": (STRING, ""),
+    "frob_scale": (F32, 1.0),
+    "rotate.factor": (U32, 1),
+}
+
+
+def test_unknown_keys_that_say_nothing_are_named(tmp_path: Path) -> None:
+    plain = opened(tmp_path / "a.gguf", tiny())
+    for number, (key, value) in enumerate(UNKNOWN.items()):
+        found = opened(tmp_path / f"{number}.gguf", tiny({f"llama.{key}": value}))
+        assert found.config == plain.config and found.warnings == plain.warnings
+        (told,) = found.passed_over
+        assert told.startswith(f"llama.{key}=") and told in str(passed_over(found))
+    assert passed_over(plain) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("frob_scale", (F32, 0.5)),
+        ("frob.count", (U32, 1)),
+        ("frob.enabled", (BOOL, True)),
+        ("use_rope", (BOOL, False)),
+        ("attention.frob_scale", (F32, 1.0)),
+        ("residual_scale", (F32, 2.0)),
+    ],
+)
+def test_unknown_keys_that_say_something_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"llama\.{key}=") as caught:
+        opened(tmp_path / "a.gguf", tiny({f"llama.{key}": value}))
+    assert key != "residual_scale" or "expected 0 or 1, or no such key" in str(caught.value)
+
+
+def test_a_share_of_yarn_changes_nothing_where_nothing_is_scaled(tmp_path: Path) -> None:
+    plain = opened(tmp_path / "a.gguf", tiny())
+    for number, scaling in enumerate(({}, {"factor": (F32, 1.0)}, {"type": (STRING, "none"), "factor": (F32, 4.0)})):
+        changes: Any = {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
+        changes["llama.rope.scaling.yarn_ext_factor"] = (F32, 1.0)
+        assert opened(tmp_path / f"{number}.gguf", tiny(changes)).config == plain.config
+    linear = {"llama.rope.scaling.factor": (F32, 4.0), "llama.rope.scaling.yarn_ext_factor": (F32, 1.0)}
+    with pytest.raises(ConfigError, match=r"yarn_ext_factor=1\.0 is not supported"):
+        opened(tmp_path / "linear.gguf", tiny(linear))
 
 
 def test_opening_a_large_vocabulary_steps_over_its_strings(data_dir: Path) -> None:

@@ -193,5 +193,5 @@ class TestNumbersByLayer:
             assert stored_order(bare, config).to_array(np.dtype(np.float32)).astype(np.float32).tobytes() == data
 
     def test_texts_are_no_numbers(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="is an array of 1 STRING; expected int"):
+        with pytest.raises(CheckpointError, match="is an array of 1 STRING; expected an integer"):
             opened(tmp_path / "a.gguf", tiny({"llama.feed_forward_length": (ARRAY, (STRING, ["32"]))}))

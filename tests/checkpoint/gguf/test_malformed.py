@@ -177,7 +177,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "no layers": (tiny({"llama.block_count": (U32, 0)}), "llama.block_count=0"),
     "2**32 - 1 layers": (tiny({"llama.block_count": (U32, 0xFFFFFFFF)}), "llama.block_count=4294967295"),
     "no context length": (tiny({"llama.context_length": None}), "has no llama.context_length"),
-    "length that is text": (tiny({"llama.embedding_length": (STRING, "8")}), "is '8'; expected int"),
+    "length that is text": (tiny({"llama.embedding_length": (STRING, "8")}), "is '8'; expected an integer"),
     "heads that do not divide": (tiny({"llama.attention.head_count": (U32, 3)}), "does not divide by"),
     "no heads": (tiny({"llama.attention.head_count": (U32, 0)}), "does not divide by"),
     "heads that differ": (

@@ -12,7 +12,7 @@ from karat.check.trace.format import METADATA_KEY, VERSION, Array, LazyArrays, T
 from karat.checkpoint.files import open_regular
 from karat.checkpoint.safetensors import TensorEntry, read_header
 from karat.checkpoint.weights import Weight
-from karat.checkpoint.wording import shown
+from karat.checkpoint.wording import as_json, kind_of, shown
 from karat.config import FloatName
 from karat.errors import CheckpointError, TraceError
 from karat.ops.integers import WIDTHS
@@ -77,9 +77,9 @@ def _read_info(path: Path, raw: Any) -> TraceInfo:
         return TraceError(f"{path}: {what}; see docs/trace-format.md")
 
     if not isinstance(raw, dict):
-        raise fail(f"{METADATA_KEY!r} holds {shown(raw)}, expected an object")
+        raise fail(f"{METADATA_KEY!r} holds {as_json(raw)}, expected an object")
     if raw.get("version") != VERSION:
-        raise fail(f"version {shown(raw.get('version'))}; this Karat reads version {VERSION}")
+        raise fail(f"version {as_json(raw.get('version'))}; this Karat reads version {VERSION}")
     known = set(TraceInfo.__dataclass_fields__) | {"version"}
     if unknown := sorted(set(raw) - known):
         raise fail(f"unknown key {shown(unknown[0])}; expected some of {', '.join(sorted(known))}")
@@ -113,18 +113,20 @@ def _read_info(path: Path, raw: Any) -> TraceInfo:
             raise fail(f"rows of {shown(name)} go up to {max(rows)}, and there are {num_tokens} tokens")
     steps = fields.get("steps", (0,))
     if not steps or steps[0] != 0 or list(steps) != sorted(set(steps)) or steps[-1] >= num_tokens:
-        raise fail(f"steps {shown(list(steps))}: expected ascending token indices that begin with 0")
+        raise fail(f"steps {as_json(list(steps))}: expected ascending token indices that begin with 0")
     for key in ("dtype", "kv_dtype"):
         if key in fields and fields[key] not in _FLOATS:
-            raise fail(f"{key}={shown(fields[key])}; expected one of {', '.join(_FLOATS)}")
+            raise fail(f"{key}={as_json(fields[key])}; expected one of {', '.join(_FLOATS)}")
     if fields.get("activations", "none") not in _ACTIVATIONS:
         expected = ", ".join(map(repr, _ACTIVATIONS))
-        raise fail(f"activations={shown(fields['activations'])}; expected one of {expected}, or nothing")
+        raise fail(f"activations={as_json(fields['activations'])}; expected one of {expected}, or nothing")
     if fields.get("activations") in WIDTHS and fields.get("dtype", "float32") != "float32":
-        raise fail(f"activations={shown(fields['activations'])} with dtype {shown(fields['dtype'])}; expected float32")
+        raise fail(
+            f"activations={as_json(fields['activations'])} with dtype {as_json(fields['dtype'])}; expected float32"
+        )
     for key, kind in _KINDS.items():
         if key in fields and (not isinstance(fields[key], kind) or isinstance(fields[key], bool)):
-            raise fail(f"{key}={shown(fields[key])}; expected {kind.__name__}")
+            raise fail(f"{key}={as_json(fields[key])}; expected {kind_of(kind)}")
     info = make_info(fields.pop("token_ids"), **fields)
     if info.ranks < 1:
         raise fail(f"ranks={info.ranks}; expected at least 1")

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from karat.checkpoint.files import member
-from karat.checkpoint.gguf.config import Forms, known_keys, override, read_config, read_model_type, warnings
+from karat.checkpoint.gguf.config import (
+    Forms,
+    idle_ends,
+    known_keys,
+    override,
+    passed_over,
+    read_config,
+    read_model_type,
+    warnings,
+)
 from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm
 from karat.checkpoint.gguf.header import MAX_TENSORS, GgufHeader, TensorInfo, read_header
 from karat.checkpoint.gguf.layers import one_for_all_layers, read_layers
@@ -31,7 +40,8 @@ class GgufCheckpoint:
 
     Weights have Hugging Face's names, shapes and order of rows. `rope_factors`, a tensor that folders do not have, is
     in the config already. `unused` are the tensors of layers that predict further tokens. `warnings` are to be shown
-    when the model is loaded. metadata and config are as the user's `overrides` leave them.
+    when the model is loaded. metadata and config are as the user's `overrides` leave them. `passed_over` are keys that
+    nobody knows, whose values say nothing.
     """
 
     path: Path
@@ -43,6 +53,7 @@ class GgufCheckpoint:
     warnings: tuple[str, ...]
     overrides: Overrides = NO_OVERRIDES
     unused: Unused = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()
 
     @property
     def generation_source(self) -> str:
@@ -88,9 +99,10 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
         if (order := form.row_order(name, weight.shape[0], config)) is not None:
             weights[name] = replace(weight, row_order=order)
     told = warnings(numbers, model_type, forms, weights.values())
-    told = [*remarks_on_unused(unused), *told, *overrides.remarks(config)]
+    told = [*remarks_on_unused(unused), *told, *idle_ends(numbers, config["vocab_size"]), *overrides.remarks(config)]
     sampling = read_sampling(metadata)
-    return GgufCheckpoint(path, metadata, config, sampling, weights, factors, tuple(told), overrides, unused)
+    others = tuple(passed_over(numbers, form))
+    return GgufCheckpoint(path, metadata, config, sampling, weights, factors, tuple(told), overrides, unused, others)
 
 
 def _read_parts(path: Path) -> list[GgufHeader]:

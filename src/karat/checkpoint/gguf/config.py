@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from karat.checkpoint import neutral
 from karat.checkpoint.gguf.form import GgufForm, stated_window
 from karat.checkpoint.gguf.layers import Layers
 from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling, rope_remarks
 from karat.checkpoint.gguf.sampling import PREFIX as SAMPLING
 from karat.checkpoint.gguf.values import NO_TOKEN, GgufArray, Metadata, Value
 from karat.checkpoint.weights import Weight, remarks_on
-from karat.checkpoint.wording import listed, shown
+from karat.checkpoint.wording import kind_of, listed, shown
 from karat.errors import ConfigError, UsageError
 
 MAX_HEAD_DIM = 1 << 16
@@ -52,7 +53,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_weights_norm": (False,),
     "expert_weights_scale": (0, 1),
     "final_logit_softcapping": (0,),
-    "interleave_moe_layer_step": (0,),
+    "interleave_moe_layer_step": (0, 1),
     "leading_dense_block_count": (0,),
     "logit_scale": (0, 1),
     "pooling_type": (0,),
@@ -104,7 +105,7 @@ def _typed(key: str, value: object, before: Value | None) -> Value:
         return float(value)
     if before is not None and type(before) is not type(value):
         raise UsageError(
-            f"override {key}={shown(value)}: expected {type(before).__name__}, as the file has it: {shown(before)}"
+            f"override {key}={shown(value)}: expected {kind_of(type(before))}, as the file has it: {shown(before)}"
         )
     return value
 
@@ -141,7 +142,7 @@ def read_config(
     Raises ConfigError for contradictory, unknown or unsupported values, CheckpointError for missing ones.
     """
     arch, num_layers = form.architecture, layers.count
-    _check_keys(metadata, arch, form.numbers.keys() | form.counts.keys() | set(form.own_keys))
+    _check_keys(metadata, arch, _own_keys(form))
     hidden = metadata.get(int, f"{arch}.embedding_length")
     if not 1 <= num_layers <= len(weights):  # before memory is taken for each layer
         raise ConfigError(
@@ -195,7 +196,8 @@ def read_config(
         if count := metadata.get(int, f"{arch}.{key}", 0):
             config[name] = count
     config |= form.own_config(metadata, weights)
-    if (bos := metadata.optional(int, "tokenizer.ggml.bos_token_id")) is not None:
+    bos = metadata.optional(int, "tokenizer.ggml.bos_token_id")
+    if bos is not None and (bos < config["vocab_size"] or bos == NO_TOKEN):  # the tokenizer tells of any other
         config["bos_token_id"] = bos
     if ids := _end_ids(metadata, config["vocab_size"]):
         config["eos_token_id"] = ids[0] if len(ids) == 1 else ids
@@ -216,6 +218,15 @@ def warnings(metadata: Metadata, model_type: str, forms: Forms, weights: Collect
     return told + remarks_on(weights)
 
 
+def idle_ends(metadata: Metadata, vocab_size: int) -> list[str]:
+    """Warnings of tokens that end a turn or a message and are not in the vocabulary."""
+    return [
+        f"{key}={index} names no token (there are {vocab_size}): nothing ends with it"
+        for key in ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+        if (index := metadata.optional(int, key)) is not None and not 0 <= index < vocab_size and index != NO_TOKEN
+    ]
+
+
 def _positive(metadata: Metadata, key: str, default: float | None = None) -> float:
     number = metadata.get(float, key, default)
     if not 0 < number < np.inf:
@@ -224,17 +235,17 @@ def _positive(metadata: Metadata, key: str, default: float | None = None) -> flo
 
 
 def _end_ids(metadata: Metadata, vocab_size: int) -> list[int]:
-    """Ids of the tokens that end a text, a turn or a message."""
+    """Ids of the tokens that end a text, a turn or a message; without those of a turn or a message that are none."""
     ids = []
     for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
         token_id = metadata.optional(int, f"tokenizer.ggml.{key}")
         if token_id == NO_TOKEN:
             continue
-        if token_id is not None and not 0 <= token_id < vocab_size:
+        if token_id is not None and not 0 <= token_id < vocab_size and key == "eos_token_id":
             raise ConfigError(
                 f"tokenizer.ggml.{key}={token_id}: expected an id below {vocab_size}, as there are tokens"
             )
-        if token_id is not None and token_id not in ids:
+        if token_id is not None and token_id < vocab_size and token_id not in ids:
             ids.append(token_id)
     return ids
 
@@ -244,13 +255,10 @@ def _check_keys(metadata: Metadata, arch: str, own: Collection[str]) -> None:
     keys = [key for key in keys if key not in own]
     for key in keys:
         value = metadata.values[f"{arch}.{key}"]
-        if key in _NEUTRAL and not any(_same(value, neutral) for neutral in _NEUTRAL[key]):
-            raise ConfigError(
-                f"{arch}.{key}={_text(value)} is not supported: Karat computes only with {_NEUTRAL[key][0]}"
-            )
-    unknown = [
-        f"{arch}.{key}={_text(metadata.values[f'{arch}.{key}'])}" for key in keys if key not in _READ | _NEUTRAL.keys()
-    ]
+        if key in _NEUTRAL and not any(_same(value, usual) for usual in _NEUTRAL[key]):
+            expected = " or ".join(map(str, _NEUTRAL[key]))
+            raise ConfigError(f"{arch}.{key}={_text(value)} is not supported: expected {expected}, or no such key")
+    unknown = _unknown(metadata, arch, own, says_nothing=False)
     if unknown:
         raise ConfigError(
             f"{len(unknown)} unknown key{'s' * (len(unknown) > 1)} ({listed(unknown, 5)}): each may change the result, "
@@ -261,9 +269,34 @@ def _check_keys(metadata: Metadata, arch: str, own: Collection[str]) -> None:
         raise ConfigError(f"general.quantization_version={version}: expected 2; quantise the original model again")
 
 
-def _same(value: object, neutral: object) -> bool:
+def _unknown(metadata: Metadata, arch: str, own: Collection[str], *, says_nothing: bool) -> list[str]:
+    """Keys of the architecture that nobody knows: those whose values say nothing, or the others."""
+    start = f"{arch}."
+    return [
+        f"{key}={_text(value)}"
+        for key, value in metadata.values.items()
+        if key.startswith(start)
+        and (name := key.removeprefix(start)) not in _READ | _NEUTRAL.keys() | set(own)
+        and _says_nothing(name, value) == says_nothing
+    ]
+
+
+def _says_nothing(name: str, value: Value) -> bool:
+    return value.len == 0 if isinstance(value, GgufArray) else neutral.says_nothing(name, value)
+
+
+def passed_over(metadata: Metadata, form: GgufForm[Any]) -> list[str]:
+    """Keys of the architecture that Karat does not know, with values that say nothing (karat.checkpoint.neutral)."""
+    return _unknown(metadata, form.architecture, _own_keys(form), says_nothing=True)
+
+
+def _own_keys(form: GgufForm[Any]) -> set[str]:
+    return form.numbers.keys() | form.counts.keys() | set(form.own_keys)
+
+
+def _same(value: object, usual: object) -> bool:
     """Whether the two are equal: a number in any type, but no truth value for a number."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+    return value == usual and isinstance(value, bool) == isinstance(usual, bool)
 
 
 def _text(value: object) -> str:

@@ -38,7 +38,8 @@ def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
     factor = _factor(metadata, arch)
     share = metadata.get(float, f"{prefix}yarn_ext_factor", _UNSET)
     whole = 1.0 if kind == "yarn" else 0.0  # what is yarn's own, and what leaves it out
-    if kind != "none" and share != whole and not share < 0:
+    scales = kind != "none" and factor not in (0.0, 1.0)  # else all of yarn gives what none of it gives
+    if scales and share != whole and not share < 0:
         raise ConfigError(
             f"{prefix}yarn_ext_factor={share} is not supported with {prefix}type={shown(kind)}; expected {whole}: all "
             "of yarn or none of it, as transformers has it"

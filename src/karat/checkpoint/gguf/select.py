@@ -17,7 +17,7 @@ def select(names: Collection[str], tag: str) -> list[str]:
     The first part comes first. Where no file ends in `latest`, that is Ollama's word for Q4_K_M or else for the only
     file. Raises SelectionError for no file, several files, or a missing part.
     """
-    models = {name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()}
+    models = _models(names)
     tagged = [name for name in models if _tag_fits(name, tag)]
     if not tagged and tag == "latest":
         tagged = [name for name in models if _tag_fits(name, "Q4_K_M")] or list(models)
@@ -28,12 +28,30 @@ def select(names: Collection[str], tag: str) -> list[str]:
             f"{len(bases) or 'no'} GGUF file{'s have' if len(bases) != 1 else ' has'} the type {tag}; "
             f"expected one; there {'is' if len(found) == 1 else 'are'} {', '.join(found[:20]) or 'none at all'}"
         )
-    if match := _PART.fullmatch(tagged[0]):
+    return _parts(tagged[0], models)
+
+
+def only(names: Collection[str]) -> list[str]:
+    """The only GGUF file of `names`, or all parts of the only split. Raises SelectionError as `select` does."""
+    models = _models(names)
+    bases = sorted({_base(name) for name in models})
+    if len(bases) != 1:
+        raise SelectionError(f"{len(bases) or 'no'} GGUF files; expected one")
+    return _parts(min(models), models)
+
+
+def _models(names: Collection[str]) -> set[str]:
+    return {name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()}
+
+
+def _parts(name: str, models: Collection[str]) -> list[str]:
+    """The file, or all parts of its split."""
+    if match := _PART.fullmatch(name):
         parts = [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in range(1, min(int(match[3]), 100_000) + 1)]
         if missing := [part for part in parts if part not in models]:
             raise SelectionError(f"{missing[0]} is missing; expected all {len(parts)} parts")
         return parts
-    return tagged
+    return [name]
 
 
 def _tag_fits(name: str, tag: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.wording import shown
+from karat.checkpoint.wording import kind_of, shown
 from karat.errors import CheckpointError
 
 T = TypeVar("T", bool, int, float, str)
@@ -121,7 +121,7 @@ class Metadata:
         if kind is float and type(value) is int:
             return kind(value)
         if type(value) is not kind:
-            raise self.wrong(key, kind.__name__)
+            raise self.wrong(key, kind_of(kind))
         return value
 
     def array(self, key: str, *kinds: str) -> GgufArray | None:
