@@ -18,52 +18,53 @@ from karat.request import SamplingParams, StructuredOutputs, shown
 
 HUGE = 10**5000  # more digits than Python prints
 WRONG: dict[str, list[Any]] = {
-    "n": [0, -1, 65, 1.0, True, "1", None, HUGE],
-    "temperature": [-0.1, 100.1, math.nan, math.inf, "1", None, True, HUGE],
-    "top_k": [-2, 1.5, True, None, 2**31, HUGE],
-    "top_p": [-0.1, 1.1, math.nan, None, HUGE],
-    "min_p": [-0.1, 1.1, math.nan, None, HUGE],
-    "repetition_penalty": [0, 0.0, -1, 101, math.nan, math.inf, None, HUGE],
-    "presence_penalty": [-2.1, 2.1, math.nan, None, HUGE],
-    "frequency_penalty": [-2.1, 2.1, math.nan, None, HUGE],
-    "typical_p": [0, -0.1, 1.1, math.nan, None, "1", HUGE],
-    "top_n_sigma": [-0.5, -2, 100.5, math.nan, None, True, HUGE],
-    "xtc_probability": [-0.1, 1.1, math.nan, None, HUGE],
-    "xtc_threshold": [-0.1, 1.1, math.nan, None, HUGE],
+    "n": [0, -1, 65, 1.5, True, "1", HUGE],
+    "temperature": [-0.1, 100.1, math.nan, math.inf, "1", True, HUGE],
+    "top_k": [-2, 1.5, True, 2**31, HUGE],
+    "top_p": [-0.1, 1.1, math.nan, HUGE],
+    "min_p": [-0.1, 1.1, math.nan, HUGE],
+    "repetition_penalty": [0, 0.0, -1, 101, math.nan, math.inf, HUGE],
+    "presence_penalty": [-2.1, 2.1, math.nan, HUGE],
+    "frequency_penalty": [-2.1, 2.1, math.nan, HUGE],
+    "typical_p": [0, -0.1, 1.1, math.nan, "1", HUGE],
+    "top_n_sigma": [-0.5, -2, 100.5, math.nan, True, HUGE],
+    "xtc_probability": [-0.1, 1.1, math.nan, HUGE],
+    "xtc_threshold": [-0.1, 1.1, math.nan, HUGE],
     "repeat_last_n": [-2, 1.5, True, "64", 2**31, HUGE],
-    "dry_multiplier": [-0.1, 100.5, math.nan, None, HUGE],
-    "dry_base": [0.99, 100.5, math.nan, None, HUGE],
-    "dry_allowed_length": [-1, 1.5, None, True, 2**31],
-    "dry_penalty_last_n": [-2, 1.5, None, True, 2**31],
-    "dry_sequence_breakers": [("",), ("a", 1), 1, None, {"a"}, ["a"] * 65, ["a" * 129]],
-    "no_repeat_ngram_size": [-1, 1.5, None, True, 2**31],
+    "dry_multiplier": [-0.1, 100.5, math.nan, HUGE],
+    "dry_base": [0.99, 100.5, math.nan, HUGE],
+    "dry_allowed_length": [-1, 1.5, True, 2**31],
+    "dry_penalty_last_n": [-2, 1.5, True, 2**31],
+    "dry_sequence_breakers": [("",), ("a", 1), 1, {"a"}, ["a"] * 65, ["a" * 129]],
+    "no_repeat_ngram_size": [-1, 1.5, True, 2**31],
     "bad_words": [("",), ("a", 1), 1, {"a"}, ["a"] * 1025, ["a" * 129]],
-    "bad_words_ids": [[[]], [5], 5, "ab", [[-1]], [[1.0]], [[True]], [[2**31]], [[1]] * 1025, [[1] * 129], [{1}]],
+    "bad_words_ids": [[[]], [5], 5, "ab", [[-1]], [[1.5]], [[True]], [[2**31]], [[1]] * 1025, [[1] * 129], [{1}]],
     "logit_bias": [
         {-1: 1},
         {1: 101},
         {1: math.nan},
         {1.5: 1},
-        {"1": 1},
+        {"x": 1},
+        {"-1": 1},
         {True: 1},
-        [(1, 1)],
-        None,
+        [(1, 1, 1)],
+        [1],
         {HUGE: 1},
         {1: HUGE},
         dict.fromkeys(range(1025), 1),
     ],
-    "seed": [-2, 2**63, 1.0, "1", True, HUGE],
-    "max_tokens": [0, -2, 1.0, True, 2**31, HUGE],
-    "min_tokens": [-1, 1.0, None, True, HUGE],
+    "seed": [-2, 2**63, 1.5, "1", True, HUGE],
+    "max_tokens": [0, -2, 1.5, True, 2**31, HUGE],
+    "min_tokens": [-1, 1.5, True, HUGE],
     "stop": [("",), ("a", 1), 1, {"a"}, ["a"] * 65, ["a" * 1025]],
-    "stop_token_ids": [(-1,), (1.0,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
-    "include_stop_str_in_output": [0, None, "yes"],
-    "ignore_eos": [1, None],
-    "skip_special_tokens": [1, None],
-    "explain": [1, None],
-    "logprobs": [-1, 65, 1.0, True, HUGE],
-    "prompt_logprobs": [-1, 65, 1.0, True, HUGE],
-    "allowed_token_ids": [(), [], (-1,), (1.0,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
+    "stop_token_ids": [(-1,), (1.5,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
+    "include_stop_str_in_output": [0, "yes"],
+    "ignore_eos": [1],
+    "skip_special_tokens": [1],
+    "explain": [1],
+    "logprobs": [-1, 65, 1.5, True, HUGE],
+    "prompt_logprobs": [-1, 65, 1.5, True, HUGE],
+    "allowed_token_ids": [(), [], (-1,), (1.5,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
     "structured_outputs": ["json", True, [1], 5],
 }
 RIGHT: dict[str, list[Any]] = {
@@ -149,7 +150,10 @@ def test_other_spellings_become_one() -> None:
     params = SamplingParams(stop="ab", stop_token_ids=[3, 4], top_k=-1)
     assert (params.stop, params.stop_token_ids, params.top_k) == (("ab",), (3, 4), 0)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
-    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()
+    nothing: dict[str, Any] = dict.fromkeys(SamplingParams.__dataclass_fields__)
+    assert SamplingParams(**nothing) == SamplingParams()
+    form: Any = {"regex": "a", "whitespace_pattern": None}
+    assert SamplingParams(structured_outputs=form) == SamplingParams(structured_outputs=StructuredOutputs(regex="a"))
 
 
 def test_min_tokens_may_not_exceed_max_tokens() -> None:

@@ -89,7 +89,8 @@ class StreamChunk(msgspec.Struct, frozen=True, array_like=True):
 
     Text lags behind the tokens while it may be part of a character or of a stop string. If prompt_logprobs are asked
     for, the first chunk of choice 0 has them, as in RequestOutput; all other chunks have None. logprobs and
-    explanations have one entry for each of token_ids, whatever text the chunk has.
+    explanations have one entry for each of token_ids, whatever text the chunk has. The last chunk of LLM.resume has
+    the receipt of the whole answer, if one was asked for.
     """
 
     index: int
@@ -103,3 +104,4 @@ class StreamChunk(msgspec.Struct, frozen=True, array_like=True):
     explanations: tuple[Explanation, ...] | None = None
     error_type: str | None = None
     error_param: str | None = None
+    receipt: Any = None

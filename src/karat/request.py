@@ -1,7 +1,7 @@
 """Sampling parameters and requests. Field names follow vLLM."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Literal, Self
@@ -45,6 +45,11 @@ _ABSENT = {
 }
 
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "dry_sequence_breakers", "bad_words", "bad_words_ids")
+_INTS = (
+    "n top_k repeat_last_n dry_allowed_length dry_penalty_last_n no_repeat_ngram_size seed max_tokens min_tokens "
+    "logprobs prompt_logprobs"
+).split()
+_IDS = ("stop_token_ids", "allowed_token_ids", "bad_words_ids")
 _FORMS = ("json", "regex", "choice", "grammar", "tool_calls")
 _NO_STRUCTURE = {
     "disable_additional_properties": 'write "additionalProperties": false into the schema',
@@ -301,13 +306,16 @@ class SamplingParams:
         return replace(self)
 
     def _normalise(self) -> None:
-        """Convert accepted spellings: None for no stops or words, one text, lists.
+        """Convert accepted spellings: None for a default, one text, lists, 4.0 for 4; all that requests over HTTP have.
 
         -1 is all in top_k and top_n_sigma, and none in seed and max_tokens.
         """
-        for name in ("stop", "stop_token_ids", "bad_words", "bad_words_ids"):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, ())
+        for name, known in self.__dataclass_fields__.items():
+            if getattr(self, name) is None and known.default is not None:
+                default = {} if known.default is MISSING else known.default
+                object.__setattr__(self, name, default)
+        for name in (*_INTS, *_IDS):
+            object.__setattr__(self, name, _whole(getattr(self, name)))
         for name in ("stop", "bad_words", "dry_sequence_breakers"):
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, (getattr(self, name),))
@@ -317,9 +325,11 @@ class SamplingParams:
         words: object = self.bad_words_ids
         if isinstance(words, tuple) and any(isinstance(word, list) for word in words):
             object.__setattr__(self, "bad_words_ids", tuple(tuple(w) if isinstance(w, list) else w for w in words))
+        object.__setattr__(self, "logit_bias", _by_id(self.logit_bias))
         form: object = self.structured_outputs
         if isinstance(form, Mapping) and all(isinstance(name, str) for name in form):
-            object.__setattr__(self, "structured_outputs", StructuredOutputs(**form))
+            given = {name: value for name, value in form.items() if value is not None}
+            object.__setattr__(self, "structured_outputs", StructuredOutputs(**given))
         for name, meant in (("top_k", 0), ("seed", None), ("max_tokens", None)):
             if is_int(getattr(self, name), -1, -1):
                 object.__setattr__(self, name, meant)
@@ -348,6 +358,22 @@ class SamplingParams:
         value = getattr(self, name)
         span = f"a number above {least}, at most {most}" if above else f"a number from {least} to {most}"
         self._require(name, _is_number(value, least, most) and not (above and value == least), span)
+
+
+def _whole(value: object) -> object:
+    """The value with integers for floats that are whole, in lists too."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_whole, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _by_id(bias: object) -> object:
+    """A logit_bias by token id: JSON has ids as texts, and llama.cpp a list of [id, number]."""
+    if isinstance(bias, list | tuple) and all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in bias):
+        bias = dict(bias)
+    if not isinstance(bias, Mapping):
+        return bias
+    return {int(k) if isinstance(k, str) and k.isascii() and k.isdecimal() else _whole(k): v for k, v in bias.items()}
 
 
 def is_int(value: object, least: int, most: int) -> bool:

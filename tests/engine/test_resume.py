@@ -1,4 +1,7 @@
-"""An answer that is resumed after any of its tokens is what an undisturbed run makes."""
+"""An answer that is resumed after any of its tokens is what an undisturbed run makes, and so is its receipt.
+
+Covers: karat.engine.receipts.resuming.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -86,6 +89,40 @@ def test_any_position_goes_on_as_if_nothing_had_happened(
     assert (rest.finish_reason, rest.stop_reason) == (choice.finish_reason, choice.stop_reason)
     if choice.logprobs is not None:
         assert (rest.logprobs or ()) == choice.logprobs[num:]
+
+
+@seed(SEED)
+@settings(max_examples=12, deadline=None)
+@given(params=PARAMS, chat=st.booleans(), data=st.data())
+def test_a_resumed_answer_has_the_receipt_of_the_whole(
+    llm: LLM, params: SamplingParams, chat: bool, data: st.DataObject
+) -> None:
+    prompt: Any = llm.chat_prompt([{"role": "user", "content": "Hi"}]) if chat else "Once upon a time"
+    (whole,) = llm.generate(prompt, params, receipt=True)
+    index = data.draw(st.integers(0, params.n - 1))
+    choice = whole.outputs[index]
+    num = data.draw(st.integers(0, len(choice.token_ids)))
+    *before, last = llm.resume(prompt, choice.token_ids[:num], params, choice=index, receipt=True)
+    assert last.receipt is not None and not any(chunk.receipt for chunk in before)
+    assert llm.verify(last.receipt).kind == "identical"
+    if params.n == 1:  # a receipt states the n that it was asked with
+        assert last.receipt == choice.receipt
+    (last,) = list(llm.resume(prompt, choice.token_ids, params, choice=index, receipt="digests"))
+    assert isinstance(last.receipt.output.token_ids, str)
+    assert llm.verify(last.receipt, prompt).kind == "identical"
+
+
+def test_a_branch_has_no_receipt(llm: LLM) -> None:
+    params = SamplingParams(seed=3, max_tokens=12, temperature=1.2, ignore_eos=True)
+    ids = llm.generate("Once", params)[0].outputs[0].token_ids
+    with pytest.raises(RequestError, match="drew whole"):
+        llm.resume("Once", (*ids[:4], ids[4] ^ 1), params, receipt=True)
+    with pytest.raises(RequestError, match="receipt='yes'"):
+        llm.resume("Once", ids[:4], params, receipt="yes")  # type: ignore[arg-type]
+    stream = llm.resume("Once", ids[:4], params, receipt=True)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.engine.stats().num_running == llm.engine.stats().num_waiting == 0
 
 
 def test_a_branch_takes_another_token(llm: LLM) -> None:

@@ -1,6 +1,6 @@
 """What cannot change an answer is taken and named, and null, neutral and foreign spellings mean what they mean.
 
-Covers: karat.server.answers.preparing, karat.server.asking.tools.
+Covers: karat.server.answers.preparing, karat.server.asking.tools, karat.server.asking.conversation.
 """
 
 import json
@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from karat import LLM, SamplingParams
+from karat.server.bodies import judge
+from karat.server.errors import ApiError
 from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT, fields_of
 from tests.server.conftest import Running
 from tests.server.tool_cases import BODIES, NAMES
@@ -99,6 +101,37 @@ def test_another_spelling_is_the_field_and_contradictions_are_refused(
     assert answer.status == 400 and alias in answer.json["error"]["message"]
 
 
+NUMBERS: Any = st.sampled_from([0, 1, 2, 4, -1, 0.5, 1.5, None]) | st.integers(1, 9).map(float)
+WANTED: dict[str, Any] = {
+    "logit_bias": st.sampled_from([{"5": 1}, {"5": 2.0, "6": -1}, [[5, 1], [6.0, 2]], [], {}, None]),
+    "bad_words_ids": st.sampled_from([[[1, 2.0]], [], None]),
+    "bad_words": st.sampled_from([["a"], [], None]),
+    "dry_sequence_breakers": st.sampled_from([["a"], [], None]),
+    "structured_outputs": st.sampled_from([{"regex": "a", "whitespace_pattern": None}, {"json": {}}, None]),
+    "stop": st.sampled_from(["a", ["a", "b"], [], None]),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), st.sampled_from([[5, 6.0], [7], None])),
+    **dict.fromkeys(
+        ("explain", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+        st.sampled_from([True, False, None]),
+    ),
+}
+SAMPLED = sorted({(route, field.name) for route in EVERY for field in fields_of(route).values() if field.samples})
+
+
+@given(st.sampled_from(SAMPLED), st.data())
+def test_what_requests_may_say_sampling_params_take(place: tuple[str, str], data: st.DataObject) -> None:
+    """And it means the same: in the spelling of a request, and as the server reads it."""
+    route, name = place
+    value = data.draw(WANTED.get(name, NUMBERS))
+    try:
+        values = judge({name: value}, {name: fields_of(route)[name]}).values
+    except ApiError:
+        return
+    if value == 0 and name == "max_tokens":
+        return  # of an echo alone
+    assert SamplingParams(**{name: value}) == SamplingParams(**values)
+
+
 def test_a_seed_of_minus_one_is_drawn(server: Running) -> None:
     seeds = {server.ask(route, PLAIN[route] | {"seed": -1}).headers["karat-seed"] for route in EVERY for _ in range(2)}
     assert len(seeds) == 2 * len(EVERY) and all(int(seed) >= 0 for seed in seeds)
@@ -145,9 +178,41 @@ def test_enable_thinking_is_followed_where_the_template_has_it(scripted: Running
     assert "karat-without-effect" not in on.headers and "karat-without-effect" not in off.headers
 
 
+NULLS: list[tuple[str, dict[str, Any]]] = [
+    *((route, {"structured_outputs": {"regex": "a", "whitespace_pattern": None}}) for route in EVERY),
+    (MESSAGES, {"tool_choice": {"type": "none", "name": None, "disable_parallel_tool_use": None}}),
+    (RESPONSES, {"input": [{"type": None, "role": "user", "content": "Hi", "status": None}]}),
+]
+LAST = {
+    CHAT: {"type": "function", "function": {"name": "clock"}, "custom": None},
+    RESPONSES: {"type": "function", "name": "clock", "namespace": None, "x": None},
+    MESSAGES: {"type": "tool", "name": "clock", "disable_parallel_tool_use": None},
+}
+
+
+@pytest.mark.parametrize(("route", "given"), NULLS, ids=str)
+def test_null_keys_are_none(server: Running, route: str, given: dict[str, Any]) -> None:
+    assert asked(server, route, **given)[1] == []
+
+
+@pytest.mark.parametrize("route", LAST)
+def test_null_keys_of_a_choice_are_none(scripted: Running, route: str) -> None:
+    answer = scripted.ask(route, BODIES[route]("Hello.", tool_choice=LAST[route]))
+    assert answer.status == 200 and "clock" in answer.content.decode(), answer.content
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_tokens_to_sample"])
+def test_a_message_as_long_as_there_is_room(server: Running, name: str) -> None:
+    body = {"messages": [USER], "temperature": 0, "stop_sequences": ["."]}
+    assert text_of(server.ask(MESSAGES, body | {name: -1}).json) == text_of(
+        server.ask(MESSAGES, body | {name: 300}).json
+    )
+    assert server.ask(MESSAGES, body | {name: 0}).status == 400 and server.ask(MESSAGES, body).status == 400
+
+
 CALL = {
     "id": "a",
-    "type": "function",
+    "type": None,
     "function": {"name": "clock", "arguments": {"zone": 1}},
     "extra_content": {"x": 1},
 }

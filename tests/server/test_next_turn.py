@@ -146,10 +146,10 @@ def _results(route: str, turns: list[Any]) -> list[Any]:
 
 
 def turns_of(route: str, answer: Any) -> list[Any]:
-    """The answer as the protocol has it sent back."""
+    """The answer as the protocol has it sent back, with all that the server says beside it where it is a message."""
     if route == CHAT:
         return [answer["choices"][0]["message"]]
-    return list(answer["output"]) if route == RESPONSES else [{"role": "assistant", "content": answer["content"]}]
+    return list(answer["output"]) if route == RESPONSES else [answer]
 
 
 def parts_of(route: str, turns: list[Any]) -> list[Part]:

@@ -26,7 +26,8 @@ from karat.engine.remote.opening import RequestOpener
 from karat.engine.remote.process import EngineProcess
 from karat.engine.requests.admission import Admission
 from karat.engine.requests.grammar_cache import GrammarCache
-from karat.engine.requests.request_making import Message, Prompt, RequestMaker, chat_options, plain_ids, prompts_in
+from karat.engine.requests.messages import Message
+from karat.engine.requests.request_making import Prompt, RequestMaker, chat_options, plain_ids, prompts_in
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.engine.requests.tool_calls import calling, parsed
 from karat.engine.requests.vllm_arguments import settle_constructor

@@ -23,8 +23,8 @@ from karat.engine.model_loading.llm_options import GenerationSource, Options, Qu
 from karat.engine.model_loading.load_plan import plan_load
 from karat.engine.model_loading.tokenizer_loading import TokenizerLoading
 from karat.engine.model_running import Preparation
+from karat.engine.requests.messages import Message
 from karat.engine.requests.request_making import (
-    Message,
     Prompt,
     RequestMaker,
     chat_options,
@@ -36,11 +36,11 @@ from karat.engine.requests.request_updates import PromptProgress
 from karat.engine.requests.vllm_arguments import advice_on_method, refuse, settle_constructor
 from karat.engine.shared_engine import SharedEngine
 from karat.errors import CapacityError, UsageError
-from karat.models.opening import open_model
+from karat.models.opening import open_model, passed_over
 from karat.models.registry import read_config
 from karat.ops import registry
 from karat.ops.contract import contract_of
-from karat.outputs import RequestOutput, StreamChunk
+from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
 from karat.request import ReceiptWish, Request, Resume, SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
@@ -192,6 +192,8 @@ class LLM:
         checkpoint = _opened(model, overrides)
         self.path = checkpoint.path
         self.config = read_config(checkpoint.config)
+        if (told := passed_over(checkpoint)) is not None:
+            _log.info("%s: %s", checkpoint.path.name, told)
         tokenizer_loading = TokenizerLoading(checkpoint, self.config, tokenizer, generation_config)
         plan = self.plan = plan_load(checkpoint, self.config, ops, options)
         self.max_model_len, self.kv_dtype = plan.sizes.max_model_len, plan.kv_dtype
@@ -385,18 +387,27 @@ class LLM:
         return self._shared.stream(request, on_prompt)
 
     def resume(
-        self, prompt: Prompt, token_ids: Sequence[int], sampling_params: SamplingParams, *, choice: int = 0
+        self,
+        prompt: Prompt,
+        token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        choice: int = 0,
+        receipt: "ReceiptWish" = False,
     ) -> Iterator[StreamChunk]:
         """Go on with an answer after its first tokens, streaming as `stream` does: what an undisturbed run adds.
 
         prompt and sampling_params are those of the answer, `seed` included unless it is greedy; `choice` is its number
-        among n. The chunks have index 0, and only what is new. Raises the errors of `generate`, and RequestError for
-        tokens after the answer's end.
+        among n. The chunks have index 0, and only what is new. receipt is as in `generate`: the last chunk has it. It
+        is of the whole answer, whose tokens so far are drawn again first. Raises the errors of `generate`, and
+        RequestError for tokens after the answer's end, and with a receipt for tokens that the model does not draw.
         """
         self._shared.require_open()
         self._maker.params_for(1, sampling_params)
         resume = Resume(plain_ids(token_ids), choice)
-        return self._shared.stream(self._request(prompt, replace(sampling_params, n=1), resume=resume))
+        request = self._request(prompt, replace(sampling_params, n=1), resume=resume, receipt=receipt)
+        chunks = self._shared.stream(request)
+        return self._with_receipt(chunks, request) if request.receipt else chunks
 
     def fingerprint(self) -> Fingerprint:
         """What of this model decides its answers. The first call, or receipt, reads all weights once more."""
@@ -601,6 +612,20 @@ class LLM:
         found = self.fingerprint()
         pairs = zip(ended, requests, strict=True)
         return [gathered.output(receipts_for(request, found, self.max_model_len)) for gathered, request in pairs]
+
+    def _with_receipt(self, chunks: Generator[StreamChunk, None, None], request: Request) -> Iterator[StreamChunk]:
+        from karat.engine.receipts.resuming import alone, given_text, require_own, with_receipt
+        from karat.engine.receipts.verifying import receipts_for
+
+        self._fingerprinting.begin()
+        if (resume := request.resume) is not None and resume.token_ids:
+            require_own(self._shared.replay(alone(request), resume.choice, resume.token_ids).difference)
+
+        def completed(choice: CompletionOutput) -> CompletionOutput:
+            text = given_text(request, self.tokenizer, self.engine.admission)
+            return receipts_for(request, self.fingerprint(), self.max_model_len, text)(choice)
+
+        return with_receipt(chunks, request, completed)
 
     def _result(self, steps: Generator[Any, Any, Any]) -> Any:
         """The result of a verification or a comparison."""

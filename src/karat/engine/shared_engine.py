@@ -84,7 +84,7 @@ class SharedEngine:
 
     def stream(
         self, request: Request, on_prompt: Callable[[PromptProgress], object] | None = None
-    ) -> Iterator[StreamChunk]:
+    ) -> Generator[StreamChunk, None, None]:
         """The chunks of a request, as a generator: the request is queued when the first chunk is asked for.
 
         `on_prompt` is called after each step until the prompt is computed; its exception ends the request.

@@ -69,9 +69,13 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
     values: dict[str, Any] = {}
     harmless: list[str] = []
     spelled: dict[str, str] = {}
+    left_open: set[str] = set()  # by a value that says so
     for name, value in given.items():
         field = fields.get(name)
-        if value is None or (field is not None and _is_absent(value, fields.get(field.means or name, field))):
+        if value is None:
+            continue
+        if field is not None and _is_absent(value, fields.get(field.means or name, field)):
+            left_open.add(field.means or name)
             continue
         if field is None:
             raise invalid(within + name[:80], _unknown(name, fields, within), "unknown_field")
@@ -93,7 +97,7 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
             _require_harmless(field, value, within + name)
             harmless.append(name)
     for field in fields.values():
-        if field.required and field.name not in values:
+        if field.required and field.name not in values.keys() | left_open:
             raise invalid(within + field.name, f"{within}{field.name} is missing: {field.text}", "missing_field")
     return Body(values, tuple(harmless))
 

@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from karat.errors import TemplateError
-from karat.text.chat_prompt import ChatPrompt
-from karat.text.chat_template import REASONING
+from karat.text.chat_prompt import REASONING, ChatPrompt
 from karat.text.tokenizer import Tokenizer
 
 _SAID = "KARAT"  # what no prompt goes on with

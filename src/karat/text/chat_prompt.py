@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 INSTRUCTING = ("system", "developer")  # roles of instructions
+# Keys for the reasoning before an answer. Templates read the first; gpt-oss reads the second; older servers send the
+# third.
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True)

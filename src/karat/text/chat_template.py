@@ -9,6 +9,7 @@ import jinja2
 import jinja2.exceptions
 
 from karat.errors import TemplateError
+from karat.text.chat_prompt import REASONING
 from karat.text.template_budget import LimitError, TemplateBudget, shallow_size
 from karat.text.template_sandbox import Refusal, SandboxEnvironment
 
@@ -16,10 +17,6 @@ MAX_SOURCE_CHARS = 128 * 1024  # the largest template seen in a released model h
 MAX_PATTERN_CHARS = 1000
 # Characters that a render may put out: a base, and a number for each byte of the conversation.
 BASE_OUTPUT_CHARS, OUTPUT_CHARS_PER_BYTE = 1024**2, 16
-
-# Keys for the reasoning before an answer. Templates read the first; gpt-oss reads the second; older servers send the
-# third.
-REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:

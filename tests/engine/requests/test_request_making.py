@@ -114,9 +114,9 @@ def test_parts_of_a_content_are_joined(llm: LLM) -> None:
     ("part", "message"),
     [
         ({"type": "image_url", "image_url": {"url": "x"}}, "'image_url': Karat has no images"),
-        ({"text": "a"}, "a part"),
-        ({"type": "text", "text": None}, "a part"),
-        (5, "a part"),
+        ({"text": "a"}, "expected {'type': 'text'"),
+        ({"type": "text", "text": None}, r"content\[0\].*expected {'type': 'text'"),
+        (5, r"messages\[0\].content\[0\]=5: expected {'type': 'text'"),
     ],
 )
 def test_parts_that_are_no_text_are_refused(llm: LLM, part: Any, message: str) -> None:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from karat.engine.requests.passed import Passed
+from karat.errors import RequestError
 from karat.server.errors import ApiError
 from karat.server.fields import CHAT, RENDER
 from karat.server.openai.custom_tools import arguments_of, custom_tool, text_of
@@ -40,13 +42,13 @@ def chat(said: str, **given: Any) -> dict[str, Any]:
 
 
 def test_the_model_is_shown_functions_alone() -> None:
-    tools, customs = read_tools({"tools": [*TOOLS, {"type": "web_search"}]})
+    tools, customs = read_tools({"tools": [*TOOLS, {"type": "web_search"}]}, Passed())
     shown = [each["function"] for each in tools.rendered() or ()]
     assert [each["name"] for each in shown] == ["look", "patch", "say"] and customs == {"patch", "say"}
     assert shown[1]["description"] == "Change files." and "[+-][a-z]{1,9}" in str(shown[1]["parameters"])
     assert tools.dropped == ("tools.web_search",)
     for choice in (custom(), {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [custom()]}}):
-        chosen, _ = read_tools({"tools": TOOLS, "tool_choice": choice})
+        chosen, _ = read_tools({"tools": TOOLS, "tool_choice": choice}, Passed())
         assert [each.name for each in chosen.calling.offers] == ["patch"] and chosen.calling.must_call
 
 
@@ -55,7 +57,7 @@ def test_the_model_is_shown_functions_alone() -> None:
     [
         ({"type": "custom"}, "tools[0]"),
         ({"type": "custom", "function": {"name": "a"}}, "tools[0]"),
-        ({"type": "custom", "custom": {"name": "a", "extra": 1}}, "tools[0].custom.extra"),
+        ({"type": "custom", "custom": {"name": "a", "parameters": {"a": 1}}}, "tools[0].custom.parameters"),
         (custom("a", format={"type": "grammar", "grammar": "a"}), "tools[0].custom.format"),
         (custom("a", format=of_grammar("peg", "a")), "tools[0].custom.format"),
         (custom("a", format=of_grammar("regex", "")), "tools[0].custom.format"),
@@ -63,7 +65,7 @@ def test_the_model_is_shown_functions_alone() -> None:
 )
 def test_tools_of_a_wrong_form(tool: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_tools({"tools": [tool]})
+        read_tools({"tools": [tool]}, Passed())
     assert caught.value.param == param
 
 
@@ -72,7 +74,7 @@ def test_tools_of_a_wrong_form(tool: Any, param: str) -> None:
 )
 def test_a_choice_of_a_wrong_form(choice: Any) -> None:
     with pytest.raises(ApiError) as caught:
-        read_tools({"tools": TOOLS, "tool_choice": choice})
+        read_tools({"tools": TOOLS, "tool_choice": choice}, Passed())
     assert caught.value.param == "tool_choice"
 
 
@@ -85,8 +87,8 @@ def test_a_text_is_what_its_arguments_say(text: str) -> None:
 
 
 def test_the_grammar_may_stand_as_in_responses() -> None:
-    assert custom_tool({"name": "a"}, {"type": "grammar", **GRAMMAR["grammar"]}, "") == custom_tool(  # type: ignore[dict-item]
-        {"name": "a"}, GRAMMAR, ""
+    assert custom_tool({"name": "a"}, {"type": "grammar", **GRAMMAR["grammar"]}, "", Passed()) == custom_tool(  # type: ignore[dict-item]
+        {"name": "a"}, GRAMMAR, "", Passed()
     )
 
 
@@ -177,12 +179,12 @@ def test_the_text_keeps_to_its_grammar(scripted: Running) -> None:
     ("given", "place"),
     [
         ({"type": "custom"}, ""),
-        ({"type": "custom", "custom": {"name": "a", "arguments": "{}", "input": ""}}, ".custom.arguments"),
+        ({"type": "custom", "custom": {"name": "a", "image": "b", "input": ""}}, ".custom.image"),
         ({"type": "custom", "custom": {"name": "a"}}, ".custom.input"),
         ({"type": "custom", "function": {"name": "a", "arguments": "{}"}}, ""),
     ],
 )
 def test_calls_of_a_wrong_form_in_a_history(given: Any, place: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        read_messages([{"role": "assistant", "content": None, "tool_calls": [{"id": "1", **given}]}])
+    with pytest.raises((ApiError, RequestError)) as caught:
+        read_messages([{"role": "assistant", "content": None, "tool_calls": [{"id": "1", **given}]}], Passed())
     assert caught.value.param == f"messages[0].tool_calls[0]{place}"

@@ -65,18 +65,18 @@ def test_roles_and_contents_become_those_of_templates() -> None:
         ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "assistant", "content": 1}, "messages[0].content"),
         ({"role": "user"}, "messages[0].content"),
-        ({"role": "user", "content": []}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
             "messages[0].content[0].type",
         ),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0]"),
         ({"role": "user", "content": "a", "name": 1}, "messages[0].name"),
-        ({"role": "user", "content": "a", "mood": "good"}, "messages[0].mood"),
+        ({"role": "user", "content": "a", "images": ["x"]}, "messages[0].images"),
         ({"role": "assistant", "tool_calls": "a"}, "messages[0].tool_calls"),
         ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[0].tool_calls[0].id"),
-        ({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "b", "x": 1}}]}, None),
+        ({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "b", "file": 1}}]}, None),
         ({"role": "assistant", "content": "a", "reasoning": 1}, "messages[0].reasoning"),
     ],
 )
@@ -117,7 +117,10 @@ def test_tools() -> None:
     [
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "tools[0].function.x"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "input_schema": {"a": 1}}}]},
+            "tools[0].function.input_schema",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "a", "strict": 1}}]}, "tools[0].function.strict"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),

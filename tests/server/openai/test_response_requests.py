@@ -64,7 +64,7 @@ def test_what_is_sampled_and_given_back() -> None:
     [
         ({"type": "web_search_call"}, "input[0].type"),
         ({"type": "function_call", "name": "a", "arguments": {}, "call_id": "b"}, "input[0].arguments"),
-        ({"type": "function_call", "name": "a", "arguments": "{}", "call_id": "b", "x": 1}, "input[0].x"),
+        ({"type": "function_call", "name": "a", "arguments": "{}", "call_id": "b", "files": [1]}, "input[0].files"),
         ({"type": "function_call_output", "call_id": "b"}, "input[0].output"),
         ({"type": "function_call_output", "call_id": "b", "output": "c"}, "messages"),
         ({"type": "reasoning", "content": "a"}, "input[0].content"),
@@ -79,8 +79,11 @@ def test_what_is_sampled_and_given_back() -> None:
         ({"role": "user", "content": [{"type": ["text"]}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),
-        ({"role": "user", "content": [{"type": "input_text", "text": "a", "x": 1}]}, "input[0].content[0].x"),
-        ({"role": "user", "content": "a", "x": 1}, "input[0].x"),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": "a", "image_url": "x"}]},
+            "input[0].content[0].image_url",
+        ),
+        ({"role": "user", "content": "a", "audio": {"id": "x"}}, "input[0].audio"),
     ],
 )
 def test_items_that_are_no_text_are_refused_by_name(item: dict[str, Any], param: str) -> None:

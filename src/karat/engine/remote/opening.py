@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from karat.engine.choosing.choice import Choice
 from karat.engine.receipts.comparing import Compare
+from karat.engine.receipts.resuming import alone, given_text, require_own
 from karat.engine.receipts.verifying import Answered, ReplayCommand, Returned, generated_anew, receipts_for, sent
 from karat.engine.remote.client import AsyncEngine
 from karat.engine.remote.messages import ComparisonEnded
@@ -19,8 +19,7 @@ from karat.engine.remote.open_request import OpenRequest
 from karat.engine.remote.process import encoded
 from karat.engine.requests.admission import Admission
 from karat.engine.requests.request_updates import Gathered, RequestUpdate
-from karat.engine.scheduling.sequence import Sequence
-from karat.errors import OverloadedError, RequestError, unpacked
+from karat.errors import OverloadedError, unpacked
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Parting
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting
@@ -86,9 +85,9 @@ class RequestOpener:
                 found = await self.fingerprint()
 
                 def with_receipts(gathered: Gathered) -> RequestOutput:
-                    given_text = "" if request.resume is None else self._given_text(request)
                     context = self._admission.config.max_model_len
-                    return gathered.output(receipts_for(request, found, context, given_text))
+                    text = given_text(request, self._tokenizer, self._admission)
+                    return gathered.output(receipts_for(request, found, context, text))
 
                 complete = partial(self.in_thread, with_receipts)
 
@@ -142,22 +141,9 @@ class RequestOpener:
         return request, number, message
 
     async def _require_own(self, request: Request, resume: Resume) -> None:
-        """RequestError unless the model draws the answer's beginning by itself: a receipt says that it drew all."""
-        alone = replace(request, resume=None, prompt=None)
-        answered = await self._answered(ReplayCommand(alone, resume.choice, resume.token_ids))
+        answered = await self._answered(ReplayCommand(alone(request), resume.choice, resume.token_ids))
         assert isinstance(answered, Answered)
-        if answered.difference is not None:
-            raise RequestError(
-                f"resume: {answered.difference}; a receipt is of an answer that the model drew whole: give the tokens "
-                "that it had, or ask for no receipt",
-                param="resume",
-            )
-
-    def _given_text(self, request: Request) -> str:
-        """The text of the beginning of an answer that is resumed."""
-        prompt, max_tokens = request.prompt_token_ids, self._admission.check_limits(request)
-        sequence = Sequence(0, list(prompt), len(prompt), len(prompt) + max_tokens)
-        return Choice(request, 0, sequence, self._tokenizer, max_tokens, self._admission.grammar(request)).given_text
+        require_own(answered.difference)
 
     def _end_waiting(self, opened: OpenRequest) -> None:
         if not opened.has_begun and not opened.has_ended:

@@ -14,6 +14,8 @@ import numpy as np
 from karat.engine.choosing.sampler import derived_seed
 from karat.engine.model_loading.defaults import GenerationDefaults, turn_end_ids
 from karat.engine.requests.admission import params_after
+from karat.engine.requests.messages import Message, goes_on, linked, no_conversation, plain_messages
+from karat.engine.requests.passed import MAX_PASSED, Passed
 from karat.errors import RequestError
 from karat.request import MAX_SEED, Request, SamplingParams, StructuredOutputs, shown
 from karat.text import ChatPrompt, Tokenizer
@@ -22,7 +24,6 @@ from karat.text.chat_prompt import INSTRUCTING
 if TYPE_CHECKING:
     from karat.text.tools.dialect import Dialect
 
-Message = Mapping[str, Any]
 # A text, token ids, vLLM's mapping ({"prompt": text} or {"prompt_token_ids": ids}), or what LLM.chat_prompt made.
 Prompt = str | Sequence[int] | Mapping[str, Any] | ChatPrompt
 
@@ -54,6 +55,7 @@ class RequestMaker:
         self._numbers = count()
         self._notice_is_due = defaults.notice is not None
         self._told_of_bos = False
+        self._told_of: set[str] = set()
 
     @cached_property
     def chat_end_token_ids(self) -> frozenset[int]:
@@ -136,7 +138,11 @@ class RequestMaker:
 
     def chat_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> ChatPrompt:
         """A conversation as the model receives it. `variables` are further arguments of Tokenizer.chat_prompt."""
-        plain = plain_messages(messages)
+        passed = Passed()
+        plain: Sequence[Message] = linked(plain_messages(messages, passed))
+        self._tell_of(passed.names)
+        if goes_on(messages):
+            variables = {**variables, "add_generation_prompt": False, "continue_final_message": True}
         if any(isinstance(message.get("content"), list) for message in plain):
             from karat.text.content_parts import joined  # most conversations have texts alone
 
@@ -153,6 +159,13 @@ class RequestMaker:
         variables = {"now": datetime.now(), **variables}
         prompt = self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
         return replace(prompt, cache_point=cache_point(self._tokenizer, prompt, plain, variables))
+
+    def _tell_of(self, names: Sequence[str]) -> None:
+        """Say once of each that it has no effect."""
+        new = [name for name in names if name not in self._told_of]
+        if new and len(self._told_of) < MAX_PASSED:
+            self._told_of.update(new)
+            _log.warning("%s: no model is shown such keys; they have no effect", ", ".join(new))
 
     def _warn_of_two_bos(self, ids: Sequence[int]) -> None:
         """Say once that a text spells the BOS that the tokenizer puts before it. It stays: the caller wrote it."""
@@ -275,47 +288,10 @@ def chat_options(
 def conversations_in(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """A list of conversations. One conversation is a sequence of mappings; anything else is a sequence of them."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise _no_conversation(messages)
+        raise no_conversation(messages)
     if len(messages) > 0 and isinstance(messages[0], Mapping):
         return [messages]  # type: ignore[list-item]
     return list(messages)  # type: ignore[arg-type]
-
-
-def plain_messages(messages: Sequence[Message]) -> list[Message]:
-    """The messages with each content as a text, or as a list of parts {"type": "text", "text": …}.
-
-    Raises RequestError for anything but a conversation, and for parts other than text.
-    """
-    if not isinstance(messages, Sequence) or isinstance(messages, str):
-        raise _no_conversation(messages)
-    plain: list[Message] = []
-    for message in messages:
-        if not isinstance(message, Mapping):
-            raise _no_conversation(messages)
-        content = message.get("content")
-        if isinstance(content, list | tuple):
-            parts = [{"type": "text", "text": _part_text(part)} for part in content]
-            message = {**message, "content": parts or ""}
-        plain.append(message)
-    return plain
-
-
-def _part_text(part: object) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]  # type: ignore[no-any-return]
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str) and kind != "text":
-        raise RequestError(f"content of type {shown(kind)}: Karat has no images, audio or video; expected text alone")
-    raise RequestError(f"a part of a content={shown(part)}: expected {{'type': 'text', 'text': …}}")
-
-
-def _no_conversation(value: object) -> RequestError:
-    return RequestError(
-        f"messages={shown(value)}: expected a list of {{'role': …, 'content': …}}, or a list of such lists",
-        param="messages",
-    )
 
 
 def plain_ids(token_ids: Sequence[int]) -> tuple[int, ...]:

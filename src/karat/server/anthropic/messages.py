@@ -6,17 +6,10 @@ from typing import Any
 
 import msgspec
 
+from karat.engine.requests.messages import content_of, linked
+from karat.engine.requests.passed import Passed
 from karat.request import shown
-from karat.server.asking.conversation import (
-    UNUSED,
-    Content,
-    called,
-    content_of,
-    linked,
-    require_continuable,
-    texts_of,
-    unknown,
-)
+from karat.server.asking.conversation import Content, called, require_continuable, texts_of
 from karat.server.errors import invalid
 
 _ACCOUNTING = re.compile(r"x-anthropic-billing-header:[^\n]*\n?")
@@ -28,6 +21,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "thinking": ("thinking", "signature"),
     "redacted_thinking": ("data",),
 }
+_KNOWN = frozenset({"role", "content", "type"})  # of a message; the server's own have a type
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
@@ -38,17 +32,13 @@ _ALLOWED: Mapping[str, tuple[str, ...]] = {
 class Contents:
     """Reads messages and contents. `has_marks`: whether a block had a cache_control.
 
-    `unused` are the names of other keys and blocks that have no effect: reasoning that nobody can read, and what
-    clients keep for other servers.
+    Other keys and blocks that have no effect are noted in `passed`: reasoning that nobody can read, and what clients
+    keep for other servers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, passed: Passed) -> None:
         self.has_marks = False
-        self._unused: dict[str, None] = {}
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        return tuple(self._unused)
+        self._passed = passed
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The conversation for the template. Messages of one role in a row are one, as the protocol has it.
@@ -72,7 +62,7 @@ class Contents:
         """
         texts = [block["text"] for block in self._blocks(content, "system", ("text",))]
         if line := _ACCOUNTING.match(texts[0]):
-            self._unused["system.x-anthropic-billing-header"] = None
+            self._passed.note("system.x-anthropic-billing-header")
             rest = texts[0][line.end() :]
             texts[:1] = [rest] if rest else []
         return content_of(texts)
@@ -81,9 +71,7 @@ class Contents:
         role = message.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
-        for name, value in message.items():
-            if name not in ("role", "content") and value is not None and not self._is_unused(name, value):
-                raise unknown(f"{where}.{name}", where, name, value, "role and content")
+        self._passed.over(message, _KNOWN, where)
         content = message.get("content")
         said = "" if role == "assistant" and content in (None, []) else content
         blocks = self._blocks(said, f"{where}.content", _ALLOWED[role])
@@ -128,32 +116,19 @@ class Contents:
             "redacted_thinking": (),
         }
         if kind == "redacted_thinking":
-            self._unused[f"messages.{kind}"] = None
+            self._passed.note(f"messages.{kind}")
         for name in texts[kind]:
             if not isinstance(block.get(name), str):
                 raise invalid(f"{where}.{name}", f"{where}.{name}={shown(block.get(name))}: expected a text")
-        if kind == "tool_use" and not isinstance(block.get("input"), dict):
+        if kind == "tool_use" and not isinstance(block.get("input"), dict | None):
             raise invalid(f"{where}.input", f"{where}.input={shown(block.get('input'))}: expected an object")
-        for name, value in block.items():
-            if name == "cache_control" and isinstance(value, dict | None):
-                self.has_marks |= value is not None
-            elif value is None or name in ("type", *_KEYS[kind]) or self._is_usual(kind, name, value):
-                pass
-            elif not self._is_unused(name, value):
-                expected = f"type, {', '.join(_KEYS[kind])} and cache_control"
-                raise unknown(f"{where}.{name}", where, name, value, expected)
-
-    def _is_usual(self, kind: str, name: str, value: object) -> bool:
-        """Whether a key says what is so without it."""
-        return kind == "tool_use" and name == "caller" and value == {"type": "direct"}
-
-    def _is_unused(self, name: str, value: object) -> bool:
-        """Whether a key has no effect. It is noted, but for an id."""
-        if name not in UNUSED or name == "cache_control":
-            return False
-        if name != "id" and value not in ([], {}, ""):
-            self._unused[f"messages.{name}"] = None
-        return True
+        marks = block.get("cache_control")
+        is_mark = isinstance(marks, dict | None)
+        self.has_marks |= isinstance(marks, dict)
+        known = {"type", *_KEYS[kind], *(["cache_control"] if is_mark else [])}
+        if kind == "tool_use" and block.get("caller") == {"type": "direct"}:
+            known.add("caller")  # says what is so without it
+        self._passed.over(block, known, where)
 
 
 def _answer(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -166,7 +141,7 @@ def _answer(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         message["reasoning_content"] = "\n".join(thoughts)
     if uses := [block for block in blocks if block["type"] == "tool_use"]:
         message["tool_calls"] = [
-            called(use["id"], use["name"], msgspec.json.encode(use["input"]).decode()) for use in uses
+            called(use["id"], use["name"], msgspec.json.encode(use.get("input") or {}).decode()) for use in uses
         ]
     return message
 

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from karat.engine.requests.passed import Passed, stated
 from karat.request import StructuredOutputs, shown
 from karat.server.anthropic.messages import Contents
 from karat.server.asking.asked import AnswerForm, ChatRequest
-from karat.server.asking.sampling import sampling_of
+from karat.server.asking.conversation import as_sent
+from karat.server.asking.sampling import require_length, sampling_of
 from karat.server.asking.structures import structure_field, structured
 from karat.server.asking.terms import read_terms
-from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice, unused_in_tools
+from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
@@ -23,21 +25,25 @@ _CONFIG: Mapping[str, Field] = keyed(
 _MODES: Mapping[object, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 
+@as_sent()
 def read_message(body: Body) -> ChatRequest:
     """The request of a body for /v1/messages or its count_tokens. 400 for what is wrong or no text."""
-    values, contents = body.values, Contents()
+    values, passed = body.values, Passed()
+    contents = Contents(passed)
     messages = contents.messages(values["messages"])
     continues = messages[-1]["role"] == "assistant"
     if system := contents.system(values["system"]) if "system" in values else "":
         messages.insert(0, {"role": "system", "content": system})
     sampling = sampling_of(values, MESSAGES)
+    require_length(values, "max_tokens")
     form, level, unused = _structure(values)
     sampling |= form
     if "stop_sequences" in values:
         sampling["stop"] = values["stop_sequences"]
     stream = values.get("stream", False)
     efforts, unheeded = thought(values.get("thinking"))
-    names = (*body.without_effect, *unheeded, *unused, *contents.unused, *unused_in_tools(values.get("tools", ())))
+    tools = _tools(values, passed)
+    names = (*body.without_effect, *unheeded, *unused, *passed.names)
     has_marks = contents.has_marks or any(tool.get("cache_control") for tool in values.get("tools", ()))
     if has_marks and "cache_control" not in names:
         names += ("cache_control",)
@@ -54,14 +60,14 @@ def read_message(body: Body) -> ChatRequest:
             stop_field="stop_sequences",
         ),
         read_terms(values),
-        _tools(values),
+        tools,
         (*efforts, *level, *switched(values)),
         names,
         continues,
     )
 
 
-def _tools(values: Mapping[str, Any]) -> Tools:
+def _tools(values: Mapping[str, Any], passed: Passed) -> Tools:
     """The tools, and which may or must be called. A tool without a type, or of type custom, is a function."""
     functions: list[Function] = []
     others: list[str] = []
@@ -69,8 +75,9 @@ def _tools(values: Mapping[str, Any]) -> Tools:
         if tool.get("type") not in (None, "custom"):
             others.append(other_name(tool, number))
         else:
-            functions.append(function_of(tool, f"tools[{number}]", schema="input_schema", harmless=("type",)))
-    choice = values.get("tool_choice", {"type": "auto"})
+            known = ("type", "cache_control")
+            functions.append(function_of(tool, f"tools[{number}]", passed, schema="input_schema", harmless=known))
+    choice: Any = stated(values.get("tool_choice", {"type": "auto"}))
     kind, name = choice.get("type"), choice.get("name")
     single = choice.get("disable_parallel_tool_use", False)
     allowed = {"type", "disable_parallel_tool_use"} | ({"name"} if kind == "tool" else set())

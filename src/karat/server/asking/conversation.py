@@ -1,37 +1,23 @@
 """Messages as templates have them: what all protocols share of reading them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from karat.errors import RequestError
 from karat.request import shown
-from karat.server.errors import ApiError, invalid
+from karat.server.errors import invalid, of_karat
 
 Content = str | list[dict[str, str]]  # a text, or parts of type text
-# Keys of messages, calls and blocks that clients keep for other servers or for themselves. No template gets them.
-UNUSED = frozenset(
-    "annotations cache_control citations created_at extra_content finish_reason id index logprobs metadata model "
-    "provider_options providerMetadata providerOptions provider_metadata provider_specific_fields "
-    "reasoning_details reasoning_opaque refusal stop_reason thinking_blocks thought_signature timestamp "
-    "token_ids usage".split()
-)
 
 
-def linked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same with the tool's name in each result. ApiError 400 for a result of a call that was not made before."""
-    names: dict[str, str] = {}
-    for index, message in enumerate(messages):
-        for call in message.get("tool_calls", ()):
-            names[call["id"]] = call["function"]["name"]
-        if message["role"] == "tool":
-            call_id = message["tool_call_id"]
-            if call_id not in names:
-                raise invalid(
-                    "messages",
-                    f"message {index} is the result of the call {shown(call_id)}, which no message before it makes; "
-                    "send the answer that made the call too",
-                )
-            message.setdefault("name", names[call_id])
-    return messages
+@contextmanager
+def as_sent() -> Iterator[None]:
+    """What is wrong with messages, tools and their keys is a 400 with the place."""
+    try:
+        yield
+    except RequestError as error:
+        raise of_karat(error) from error
 
 
 def require_continuable(message: Mapping[str, Any], where: str) -> None:
@@ -54,16 +40,6 @@ def text_in(given: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise invalid(f"{where}.{name}", f"{where}.{name}={shown(value)}: expected a string")
     return value
-
-
-def unknown(param: str, where: str, name: str, value: object, expected: str) -> ApiError:
-    """For a key that is not known there."""
-    return invalid(param[:200], f"{where} has {shown(name)}={shown(value)}; expected {expected}", "unknown_field")
-
-
-def content_of(texts: Sequence[str]) -> Content:
-    """A content of these texts. One alone is no part: all protocols have it as another way to write the same."""
-    return [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)
 
 
 def texts_of(content: Content) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from karat.server.errors import invalid
 from karat.server.fields import GENERATING, TABLE
 
 _NAMES = {route: frozenset(f.name for f in TABLE if f.samples and route in f.routes) for route in GENERATING}
@@ -10,7 +11,11 @@ _NAMES = {route: frozenset(f.name for f in TABLE if f.samples and route in f.rou
 
 def sampling_of(values: Mapping[str, Any], route: str) -> dict[str, Any]:
     """Those among the checked fields of a request to `route`, as SamplingParams takes them."""
-    given = {name: value for name, value in values.items() if name in _NAMES[route]}
-    if isinstance(bias := given.get("logit_bias"), list):  # llama.cpp's: [[token id, number], …]
-        given["logit_bias"] = dict(bias)
-    return given
+    return {name: value for name, value in values.items() if name in _NAMES[route]}
+
+
+def require_length(values: Mapping[str, Any], *names: str) -> None:
+    """400 for an answer of no tokens."""
+    for name in names:
+        if values.get(name) == 0:
+            raise invalid(name, f"{name}=0: expected 1 or more, or -1 for as many as there is room for")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from karat.engine.requests.passed import stated
 from karat.errors import RequestError
 from karat.request import StructuredOutputs
 from karat.server.errors import invalid
@@ -48,7 +49,7 @@ def structured(name: str, schema: Mapping[str, Any] | None, values: Mapping[str,
         raise invalid(next(reversed(given)), f"{' and '.join(reversed(given))}; give one of them")
     ((field, form),) = given.items()
     try:
-        return {"structured_outputs": StructuredOutputs(**form)}
+        return {"structured_outputs": StructuredOutputs(**stated(form))}
     except RequestError as error:
         raise invalid(field, named(error, field)) from error
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from karat.engine.requests.passed import SEEN_IN_TOOLS, Passed
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.server.errors import ApiError, invalid
@@ -12,11 +13,6 @@ from karat.text.tools.calling import Calling, Mode, Offer
 from karat.text.tools.dialect import Dialect
 
 _MAX_NAMED = 64
-# Keys of tools of other servers: every tool is shown to the model, by its name, description and schema.
-UNUSED = frozenset(
-    "allowed_callers cache_control defer_loading eager_input_streaming extra_content input_examples metadata "
-    "provider_options provider_specific_fields".split()
-)
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
@@ -123,15 +119,14 @@ def _named(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) if more <= 0 else (*names[:_MAX_NAMED], f"tools[{more} more]")
 
 
-def function_of(given: Mapping[str, Any], where: str, *, schema: str, harmless: Sequence[str] = ()) -> Function:
-    """A function with the keys name, description, strict and `schema`.
+def function_of(
+    given: Mapping[str, Any], where: str, passed: Passed, *, schema: str, harmless: Sequence[str] = ()
+) -> Function:
+    """A function with the keys name, description, strict and `schema`, beside which `harmless` ones are usual.
 
-    ApiError 400 for others, but `harmless` ones and those that have no effect.
+    Others are noted in `passed`; an error for those that a model would be shown.
     """
-    for key, value in given.items():
-        if key not in ("name", "description", "strict", schema, *harmless, *UNUSED) and value is not None:
-            said = f"{where} has {shown(key)}={shown(value)}; expected name, description, {schema} and strict"
-            raise invalid(f"{where}.{key}"[:200], said, "unknown_field")
+    passed.over(given, {"name", "description", "strict", schema, *harmless}, where, "tools", SEEN_IN_TOOLS)
     name, description = given.get("name"), given.get("description")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid(f"{where}.name", f"{where}.name={shown(name)}: expected 1 to 128 letters, digits, dots, - and _")
@@ -144,13 +139,6 @@ def function_of(given: Mapping[str, Any], where: str, *, schema: str, harmless: 
         if value is not None and not isinstance(value, kind):
             raise invalid(f"{where}.{key}", f"{where}.{key}={shown(value)}: expected {word}")
     return Function(name, description, parameters, bool(strict))
-
-
-def unused_in_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The names for the header of keys of tools that have no effect."""
-    inner = [tool[kind] for tool in tools for kind in ("function", "custom") if isinstance(tool.get(kind), dict)]
-    found = {name: None for tool in (*tools, *inner) for name, value in tool.items() if value not in (None, False, [])}
-    return tuple(f"tools.{name}" for name in found if name in UNUSED and name != "cache_control")
 
 
 def other_name(tool: Mapping[str, Any], number: int) -> str:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from karat.engine.requests.passed import Passed, stated
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.server.asking.tools import Function, function_of
@@ -16,9 +17,11 @@ from karat.text.tools.arguments import read_arguments
 _INPUT = "input"  # the argument of the function
 
 
-def custom_tool(given: Mapping[str, Any], form: object, where: str) -> Function:
-    """The function of a custom tool. `form` is its format. ApiError 400 for other keys than name and description."""
-    named = function_of(given, where, schema="parameters")
+def custom_tool(given: Mapping[str, Any], form: object, where: str, passed: Passed) -> Function:
+    """The function of a custom tool. `form` is its format. ApiError 400 for one that has parameters."""
+    if given.get("parameters"):
+        raise invalid(f"{where}.parameters", f"{where} is a custom tool with parameters; expected name and description")
+    named = function_of(given, where, passed, schema="parameters")
     text, told = _form(form, f"{where}.format")
     value = {"type": "string", **({"description": told} if told else {})}
     wrapped = {"type": "object", "properties": {_INPUT: value}, "required": [_INPUT], "additionalProperties": False}
@@ -38,7 +41,7 @@ def text_of(arguments: str) -> str:
 
 def _form(form: object, where: str) -> tuple[StructuredOutputs | None, str]:
     """The form of a custom tool's text, and what the model is told of it. Chats have a grammar in a key of its own."""
-    given = form if isinstance(form, dict) else {}
+    given = stated(form) if isinstance(form, dict) else {}
     kind, inner = given.get("type"), given.get("grammar", given)
     if form is None or (kind == "text" and len(given) == 1):
         return None, ""

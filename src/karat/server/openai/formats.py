@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from karat.checkpoint.wording import kind_of
+from karat.engine.requests.passed import stated
 from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.server.asking.structures import named, structured
@@ -28,7 +30,7 @@ def structure(values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
 def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], TextConfig, tuple[str, ...]]:
     """The same for the field `text` of responses; and that field for the answer, and its fields without effect."""
     body = judge(values.get("text", {}), _TEXT, "text.")
-    form = _given(body.values.get("format", {"type": "text"}))
+    form = stated(body.values.get("format", {"type": "text"}))
     kind = form.pop("type", None)
     schema: dict[str, Any] | None
     if kind in ("text", "json_object") and not form:
@@ -49,14 +51,9 @@ def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutpu
     return structured("text.format", schema, values), config, tuple(f"text.{name}" for name in body.without_effect)
 
 
-def _given(form: Mapping[str, Any]) -> dict[str, Any]:
-    """A form without its keys that are null, which are none."""
-    return {key: value for key, value in form.items() if value is not None}
-
-
 def _schema(sent: Mapping[str, Any]) -> dict[str, Any] | None:
     """The JSON Schema that a response_format asks for; None for text."""
-    form = _given(sent)
+    form = stated(sent)
     kind = form.get("type")
     if kind in ("text", "json_object") and len(form) == 1:
         return _ANY_OBJECT if kind == "json_object" else None
@@ -74,7 +71,7 @@ def _schema(sent: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _described(described: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The schema of a form with its name. Every schema is kept to; strict closes objects that name their properties."""
-    described, field = _given(described), where.partition(".json_schema")[0]
+    described, field = stated(described), where.partition(".json_schema")[0]
     if unknown := described.keys() - _FIELDS:
         raise invalid(field, f"{where} has {shown(min(unknown))}; take it out", "unknown_field")
     schema = described.get("schema")
@@ -82,7 +79,7 @@ def _described(described: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise invalid(field, f"{where}.schema={shown(schema)}: expected an object")
     for name, kind in (("name", str), ("description", str), ("strict", bool)):
         if not isinstance(described.get(name), kind | None):
-            raise invalid(field, f"{where}.{name}={shown(described[name])}: expected a {kind.__name__}")
+            raise invalid(field, f"{where}.{name}={shown(described[name])}: expected {kind_of(kind)}")
     try:
         return closed(schema) if described.get("strict") else schema
     except RequestError as error:

@@ -3,18 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
+from karat.engine.requests.messages import goes_on
+from karat.engine.requests.passed import Passed
 from karat.server.asking.asked import AnswerForm, ChatRequest, TextRequest
-from karat.server.asking.conversation import require_continuable
-from karat.server.asking.sampling import sampling_of
+from karat.server.asking.conversation import as_sent, require_continuable
+from karat.server.asking.sampling import require_length, sampling_of
 from karat.server.asking.structures import structure_field
 from karat.server.asking.terms import Terms, read_terms
-from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import CHAT, MAX_PROMPTS, TEXT, Count, Field, Flag, Text, keyed
 from karat.server.openai.formats import structure
-from karat.server.openai.messages import CONTINUING, read_messages, unused_of
+from karat.server.openai.messages import read_messages
 from karat.server.openai.tools import read_tools
 
 STREAM_OPTIONS: Mapping[str, Field] = keyed(
@@ -31,6 +32,7 @@ REASONING: Mapping[str, Field] = keyed(  # of a chat, as OpenRouter has it
 )
 
 
+@as_sent()
 def read_chat(body: Body) -> ChatRequest:
     """The request of a chat body; its echo is the names of its custom tools.
 
@@ -47,26 +49,29 @@ def read_chat(body: Body) -> ChatRequest:
         given["logprobs"] = values.get("top_logprobs", 0)
     elif values.get("top_logprobs"):
         raise invalid("top_logprobs", "top_logprobs without logprobs: true; give both")
-    (efforts, unheeded), continues, (tools, customs) = _efforts(values), continues_last(values), read_tools(values)
+    passed = Passed()
+    messages, (tools, customs) = read_messages(values["messages"], passed), read_tools(values, passed)
+    (efforts, unheeded), continues = _efforts(values), continues_last(values)
     return ChatRequest(
-        read_messages(values["messages"]),
+        messages,
         read_variables(values, continues=continues),
         given,
         _form(values),
         read_terms(values, resumes=True),
         tools,
         efforts,
-        (*body.without_effect, *unused_of(values["messages"]), *unheeded, *unused_in_tools(values.get("tools", ()))),
+        (*body.without_effect, *unheeded, *passed.names),
         continues,
         customs,
     )
 
 
+@as_sent()
 def read_conversation(values: Mapping[str, Any]) -> ChatRequest:
     """A conversation that is rendered and not answered."""
-    (tools, _), continues = read_tools(values), continues_last(values)
+    (tools, _), continues = read_tools(values, passed := Passed()), continues_last(values)
     variables = read_variables(values, continues=continues)
-    messages = read_messages(values["messages"])
+    messages = read_messages(values["messages"], passed)
     return ChatRequest(messages, variables, {}, AnswerForm(None), Terms(), tools=tools, continues=continues)
 
 
@@ -99,13 +104,6 @@ def read_text(body: Body) -> TextRequest:
     )
 
 
-def require_length(values: Mapping[str, Any], *names: str) -> None:
-    """400 for an answer of no tokens."""
-    for name in names:
-        if values.get(name) == 0:
-            raise invalid(name, f"{name}=0: expected 1 or more, or -1 for as many as there is room for")
-
-
 def _efforts(values: Mapping[str, Any]) -> tuple[tuple[Effort, ...], tuple[str, ...]]:
     """What a chat asks of the reasoning, the field that says most first, and the names of keys without effect."""
     efforts = [Effort("reasoning_effort", values["reasoning_effort"])] if "reasoning_effort" in values else []
@@ -125,7 +123,7 @@ def continues_last(values: Mapping[str, Any]) -> bool:
     400 where it cannot.
     """
     messages = values["messages"]
-    asked = values.get("continue_final_message", False) or any(messages[-1].get(key) is True for key in CONTINUING)
+    asked = values.get("continue_final_message", False) or goes_on(messages)
     if asked and values.get("add_generation_prompt"):
         text = "add_generation_prompt=True with continue_final_message: an answer that goes on opens no other"
         raise invalid("add_generation_prompt", f"{text}; leave it out")

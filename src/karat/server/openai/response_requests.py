@@ -5,30 +5,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from karat.engine.requests.messages import content_of, linked
+from karat.engine.requests.passed import Passed, stated
 from karat.request import shown
 from karat.server.asking.asked import AnswerForm, ChatRequest
-from karat.server.asking.conversation import (
-    UNUSED,
-    Content,
-    called,
-    content_of,
-    linked,
-    require_continuable,
-    text_in,
-    unknown,
-)
-from karat.server.asking.sampling import sampling_of
+from karat.server.asking.conversation import Content, as_sent, called, require_continuable, text_in
+from karat.server.asking.sampling import require_length, sampling_of
 from karat.server.asking.structures import structure_field
 from karat.server.asking.terms import read_terms
-from karat.server.asking.tools import unused_in_tools
 from karat.server.asking.variables import Effort, read_variables, switched
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import RESPONSES, Field, Text, keyed
 from karat.server.openai.custom_tools import arguments_of
 from karat.server.openai.formats import text_structure
-from karat.server.openai.messages import read_messages, unused_of
-from karat.server.openai.requests import require_length
 from karat.server.openai.response_schema import (
     AllowedTools,
     CustomChoice,
@@ -47,7 +37,6 @@ REASONING: Mapping[str, Field] = keyed(
     Field("context", (), "without effect", "The whole input is the context.", Literal["auto"]),
 )
 _PARTS = ("input_text", "output_text", "text")
-_NOTHING: tuple[Any, ...] = (None, [], "")
 _CALLS = ("function_call", "custom_tool_call", "tool_search_call")
 _HIDDEN = ("compaction", "compaction_summary", "context_compaction")  # text that only the server that made it can read
 
@@ -66,13 +55,14 @@ class Echo:
     meanings: Mapping[str, Meaning] = field(default_factory=dict)  # of the names of functions
 
 
+@as_sent()
 def read_response(body: Body) -> ChatRequest:
     """The request of a body for /v1/responses or its input_tokens. 400 for what is wrong or no text."""
     values = body.values
     require_length(values, "max_output_tokens")
-    offered = Offered()
-    messages, instructions = linked(_messages(values["input"], offered)), values.get("instructions")
-    tools, (efforts, unheeded) = read_response_tools(values, offered), _effort(values.get("reasoning", {}))
+    offered, passed = Offered(), Passed()
+    messages, instructions = linked(_messages(values["input"], offered, passed)), values.get("instructions")
+    tools, (efforts, unheeded) = read_response_tools(values, offered, passed), _effort(values.get("reasoning", {}))
     continues = _continues(values["input"])
     if continues:
         require_continuable(messages[-1], f"input[{len(values['input']) - 1}]")
@@ -84,6 +74,7 @@ def read_response(body: Body) -> ChatRequest:
     if "max_output_tokens" in values:
         sampling["max_tokens"] = values["max_output_tokens"]
     choice = values.get("tool_choice", "auto")
+    choice = stated(choice) if isinstance(choice, dict) else choice
     echo = Echo(
         instructions,
         values.get("metadata", {}),
@@ -94,7 +85,6 @@ def read_response(body: Body) -> ChatRequest:
         echoed(offered, [function.name for function in tools.functions]),
         offered.meanings,
     )
-    unused = (*_unused_in(values["input"]), *unused_in_tools(values.get("tools", ())))
     return ChatRequest(
         messages,
         read_variables(values, continues=continues),
@@ -109,7 +99,7 @@ def read_response(body: Body) -> ChatRequest:
         read_terms(values),
         tools,
         (*efforts, *switched(values)),
-        (*body.without_effect, *unheeded, *names, *unused),
+        (*body.without_effect, *unheeded, *names, *passed.names),
         continues,
         echo,
     )
@@ -128,8 +118,8 @@ def _effort(reasoning: Mapping[str, Any]) -> tuple[tuple[Effort, ...], tuple[str
     return (Effort("reasoning.effort", body.values["effort"]),) if "effort" in body.values else (), names
 
 
-def _messages(given: str | list[dict[str, Any]], offered: Offered) -> list[dict[str, Any]]:
-    """The conversation. Tools of which its items tell are added to `offered`."""
+def _messages(given: str | list[dict[str, Any]], offered: Offered, passed: Passed) -> list[dict[str, Any]]:
+    """The conversation. Tools of which its items tell are added to `offered`, and what has no effect to `passed`."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not given:
@@ -137,35 +127,38 @@ def _messages(given: str | list[dict[str, Any]], offered: Offered) -> list[dict[
     messages: list[dict[str, Any]] = []
     ids = {item.get("id") for item in given if item.get("type") != "item_reference"}
     for index, item in enumerate(given):
-        where, kind = f"input[{index}]", item.get("type", "message")
+        where, kind = f"input[{index}]", _kind(item)
         if kind == "item_reference" or (kind == "message" and item.keys() == {"id"}):
             if item.get("id") not in ids:
                 text = f"{where} refers to {shown(item.get('id'))}, and no answer is kept; send the item itself"
                 raise invalid(f"{where}.id", text, "unsupported_field")
         elif kind == "additional_tools":
-            offered.add(item.get("tools"), f"{where}.tools")
+            offered.add(item.get("tools"), f"{where}.tools", passed)
         elif kind == "tool_search_output":
-            offered.add(item.get("tools"), f"{where}.tools")
+            offered.add(item.get("tools"), f"{where}.tools", passed)
             if isinstance(item.get("call_id"), str):
                 found = json.dumps([tool.get("name") for tool in item["tools"]], ensure_ascii=False)
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": f"Tools: {found}"})
-        elif kind not in _HIDDEN:
-            _add(messages, item, where)
+        elif kind in _HIDDEN:
+            passed.note("input.encrypted_content")
+        else:
+            _add(messages, item, where, passed)
     if not messages:
         raise invalid("input", "input has no message that can be read; expected one at least")
     return messages
 
 
-def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
+def _add(messages: list[Any], item: Mapping[str, Any], where: str, passed: Passed) -> None:
     """Add an item. Reasoning, a message and calls of the assistant in a row are one message."""
-    kind = item.get("type", "message")
+    kind = _kind(item)
     if kind in ("function_call_output", "custom_tool_call_output"):
-        _check_keys(item, where, "call_id", "output", "name")
-        output = _content("" if item.get("output", 0) in (None, []) else item.get("output"), f"{where}.output")
+        _pass_over(passed, item, where, "call_id", "output", "name")
+        given = item.get("output", 0)
+        output = _content("" if given in (None, []) else given, f"{where}.output", passed)
         messages.append({"role": "tool", "tool_call_id": text_in(item, "call_id", where), "content": output})
         return
     if kind == "message" and item.get("role") != "assistant":
-        messages.append(_message(item, where))
+        messages.append(_message(item, where, passed))
         return
     if kind not in ("message", "reasoning", *_CALLS):
         raise invalid(
@@ -180,31 +173,33 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) ->
         last = {"role": "assistant", "content": ""}
         messages.append(last)
     if kind == "message":
-        last["content"] = _message(item, where)["content"]
+        last["content"] = _message(item, where, passed)["content"]
     elif kind == "reasoning":
-        last["reasoning_content"] = _reasoning(item, where)
+        last["reasoning_content"] = _reasoning(item, where, passed)
     else:
-        last.setdefault("tool_calls", []).append(_call(item, kind, where))
+        last.setdefault("tool_calls", []).append(_call(item, kind, where, passed))
 
 
-def _call(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
+def _call(item: Mapping[str, Any], kind: str, where: str, passed: Passed) -> dict[str, Any]:
     """A call of an earlier answer, by the name that the model is shown."""
     if kind == "tool_search_call":
-        _check_keys(item, where, "call_id", "arguments", "execution")
+        _pass_over(passed, item, where, "call_id", "arguments", "execution")
         given = item.get("arguments")
         arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         return called(text_in(item, "call_id", where), "tool_search", arguments)
     given_as = "arguments" if kind == "function_call" else "input"
-    _check_keys(item, where, "call_id", "name", given_as, "namespace")
+    _pass_over(passed, item, where, "call_id", "name", given_as, "namespace")
     text, name = text_in(item, given_as, where), flat_name(item.get("namespace"), text_in(item, "name", where))
     if kind == "custom_tool_call":
         text = arguments_of(text)
     return called(text_in(item, "call_id", where), name, text)
 
 
-def _reasoning(item: Mapping[str, Any], where: str) -> str:
+def _reasoning(item: Mapping[str, Any], where: str, passed: Passed) -> str:
     """The text of a reasoning item, or its summary if it has none."""
-    _check_keys(item, where, "content", "summary", "encrypted_content")
+    _pass_over(passed, item, where, "content", "summary", "encrypted_content")
+    if item.get("encrypted_content") and not (item.get("content") or item.get("summary")):
+        passed.note("input.encrypted_content")  # nobody can read it
     texts: list[str] = []
     for name in ("content", "summary"):
         parts = item.get(name) or []
@@ -218,41 +213,31 @@ def _continues(items: str | list[dict[str, Any]]) -> bool:
     """Whether the answer goes on with the last message: one of the assistant's that has no end yet, as in vLLM."""
     last = {} if isinstance(items, str) else items[-1]
     is_begun = last.get("status") in ("incomplete", "in_progress")
-    return is_begun and last.get("type", "message") == "message" and last.get("role") == "assistant"
+    return is_begun and _kind(last) == "message" and last.get("role") == "assistant"
 
 
-def _unused_in(items: str | list[dict[str, Any]]) -> tuple[str, ...]:
-    """The names of keys that have no effect, and of reasoning that nobody can read."""
-    if isinstance(items, str):
-        return ()
-    hidden = [
-        item for item in items if item.get("encrypted_content") and not (item.get("content") or item.get("summary"))
-    ]
-    return (*unused_of(items, "input"), *(["input.encrypted_content"] if hidden else []))
+def _kind(item: Mapping[str, Any]) -> Any:
+    """The type of an item; a message where none is stated."""
+    return "message" if item.get("type") is None else item["type"]
 
 
-def _check_keys(item: Mapping[str, Any], where: str, *names: str) -> None:
-    """ApiError 400 for other keys. The openai package adds what it parsed (parsed_arguments, and parsed of texts)."""
-    for name, value in item.items():
-        is_text = name in ("id", "status", "phase") and isinstance(value, str | None)
-        is_known = name in ("type", "parsed_arguments", *names) or name in UNUSED
-        if not is_known and not is_text and value is not None:
-            raise unknown(f"{where}.{name}", where, name, value, f"type, {', '.join(names)}")
+def _pass_over(passed: Passed, item: Mapping[str, Any], where: str, *names: str) -> None:
+    """Pass over other keys. The openai package adds what it parsed (parsed_arguments, and parsed of texts)."""
+    passed.over(item, {"type", "id", "status", "phase", "parsed_arguments", *names}, where, "input")
 
 
-def _message(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _message(item: Mapping[str, Any], where: str, passed: Passed) -> dict[str, Any]:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         expected = "expected one of user, assistant, system, developer"
         raise invalid(f"{where}.role", f"{where}.role={shown(role)}: {expected}")
-    _check_keys(item, where, "role", "content")
+    _pass_over(passed, item, where, "role", "content")
     content = item.get("content")
-    text = "" if role == "assistant" and content in (None, []) else _content(content, f"{where}.content")
-    (message,) = read_messages([{"role": role, "content": text}])
-    return message
+    text = "" if role == "assistant" and content in (None, []) else _content(content, f"{where}.content", passed)
+    return {"role": "system" if role == "developer" else role, "content": text}
 
 
-def _content(content: object, where: str) -> Content:
+def _content(content: object, where: str, passed: Passed) -> Content:
     """The content as a text or as parts of text, as in chat completions."""
     if isinstance(content, str):
         return content
@@ -267,9 +252,6 @@ def _content(content: object, where: str) -> Content:
         text = part.get("text")
         if not isinstance(text, str):
             raise invalid(f"{place}.text", f"{place}.text={shown(text)}: expected a text")
-        for name in part.keys() - {"type", "text", "parsed"}:
-            if name not in ("annotations", "logprobs") or part[name] not in _NOTHING:
-                said = f"{place} has {shown(name)}={shown(part[name])}; expected type and text"
-                raise invalid(f"{place}.{name}"[:200], said, "unknown_field")
+        passed.over(part, ("type", "text", "parsed"), place, "input")
         texts.append(text)
     return content_of(texts)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from karat.engine.requests.passed import SEEN_IN_TOOLS, Passed
 from karat.request import shown
-from karat.server.asking.tools import UNUSED, Function, function_of, other_name
+from karat.server.asking.tools import Function, function_of, other_name
 from karat.server.errors import invalid
 from karat.server.openai.custom_tools import custom_tool
 from karat.server.openai.response_schema import CustomTool, EchoedTool, FunctionTool, NamespaceTool, ToolSearchTool
@@ -33,29 +34,29 @@ class Offered:
     meanings: dict[str, Meaning] = field(default_factory=dict)
     echoes: list[tuple[EchoedTool, frozenset[str]]] = field(default_factory=list)  # with the names of their functions
 
-    def add(self, tools: object, where: str) -> None:
+    def add(self, tools: object, where: str, passed: Passed) -> None:
         """ApiError 400 for what is no list of tools, and for functions of a wrong form."""
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise invalid(where, f"{where}={shown(tools)}: expected a list of tools")
         for number, tool in enumerate(tools):
             place = f"{where}[{number}]"
             if tool.get("type") == "namespace":
-                self._add_namespace(tool, place)
-            elif (read := _read(tool, place)) is None:
+                self._add_namespace(tool, place, passed)
+            elif (read := _read(tool, place, passed)) is None:
                 self.others.append(other_name(tool, number))
             else:
                 function, meaning, echo = read
                 self.keep(function, meaning)
                 self.echoes.append((echo, frozenset([function.name])))
 
-    def _add_namespace(self, tool: Mapping[str, Any], where: str) -> None:
+    def _add_namespace(self, tool: Mapping[str, Any], where: str, passed: Passed) -> None:
         space, inner = tool.get("name"), tool.get("tools")
         if not isinstance(space, str) or not isinstance(inner, list):
             raise invalid(where, f"{where}={shown(tool)}: expected type namespace, a name and tools")
         names = set()
         for number, each in enumerate(inner):
             place = f"{where}.tools[{number}]"
-            read = _read(each, place) if isinstance(each, dict) else None
+            read = _read(each, place, passed) if isinstance(each, dict) else None
             if read is None:
                 raise invalid(place, f"{place}={shown(each)}: expected type function or custom")
             function, meaning, _ = read
@@ -81,21 +82,21 @@ def flat_name(namespace: object, name: str) -> str:
     return f"{namespace}{name}" if namespace.endswith(("_", ".")) else f"{namespace}__{name}"
 
 
-def _read(tool: Mapping[str, Any], where: str) -> tuple[Function, Meaning, EchoedTool] | None:
+def _read(tool: Mapping[str, Any], where: str, passed: Passed) -> tuple[Function, Meaning, EchoedTool] | None:
     """A tool that is a function, or can be made one."""
     kind, inner = tool.get("type"), {name: value for name, value in tool.items() if name != "type"}
     if kind == "function":
-        made = function_of(inner, where, schema="parameters", harmless=("output_schema", "async"))
+        made = function_of(inner, where, passed, schema="parameters", harmless=("output_schema", "async"))
         parameters = None if made.parameters is None else dict(made.parameters)
         return made, Meaning(made.name), FunctionTool(made.name, parameters, made.strict, made.description)
     if kind == "custom":
         form = inner.pop("format", None)
-        made = custom_tool({n: v for n, v in inner.items() if n != "async"}, form, where)
+        made = custom_tool({n: v for n, v in inner.items() if n != "async"}, form, where, passed)
         return made, Meaning(made.name, kind="custom"), CustomTool(made.name, made.description, form)
     if kind == "tool_search" and tool.get("execution") == "client":
         schema, about = tool.get("parameters"), tool.get("description")
-        known = {"execution", "parameters", "description", *UNUSED}
-        if isinstance(schema, dict | None) and isinstance(about, str | None) and not inner.keys() - known:
+        if isinstance(schema, dict | None) and isinstance(about, str | None):
+            passed.over(inner, ("execution", "parameters", "description"), where, "tools", SEEN_IN_TOOLS)
             made = Function("tool_search", about, schema)
             return made, Meaning("tool_search", kind="search"), ToolSearchTool("client", about, schema)
     return None

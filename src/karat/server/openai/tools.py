@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from karat.engine.requests.passed import SEEN_IN_TOOLS, Passed, stated
 from karat.request import shown
-from karat.server.asking.tools import UNUSED, Function, Tools, chosen, function_of, other_name, unknown_choice
+from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.server.errors import invalid
 from karat.server.openai.custom_tools import custom_tool
 from karat.server.openai.response_tools import Offered, flat_name
@@ -15,7 +16,7 @@ _KINDS = ("function", "custom")  # types of tools that the model is shown as fun
 _EXPECTED = "auto, none, required, the name of a function, or allowed_tools with mode auto or required"
 
 
-def read_tools(values: Mapping[str, Any]) -> tuple[Tools, frozenset[str]]:
+def read_tools(values: Mapping[str, Any], passed: Passed) -> tuple[Tools, frozenset[str]]:
     """The tools of a chat, each in a key named by its type, and the names of the custom ones."""
     functions: list[Function] = []
     others: list[str] = []
@@ -26,22 +27,22 @@ def read_tools(values: Mapping[str, Any]) -> tuple[Tools, frozenset[str]]:
             others.append(other_name(tool, number))
             continue
         inner = tool.get(kind)
-        unknown = {name for name, value in tool.items() if value is not None} - {"type", kind} - UNUSED
-        if not isinstance(inner, dict) or unknown:
+        if not isinstance(inner, dict):
             raise invalid(where, f"{where}={shown(tool)}: expected type {kind}, and {kind} with its name")
+        passed.over(tool, ("type", kind), where, "tools", SEEN_IN_TOOLS)
         if kind == "custom":
             given = {name: value for name, value in inner.items() if name != "format"}
-            functions.append(custom_tool(given, inner.get("format"), f"{where}.custom"))
+            functions.append(custom_tool(given, inner.get("format"), f"{where}.custom", passed))
             customs.add(functions[-1].name)
         else:
-            functions.append(function_of(inner, f"{where}.function", schema="parameters"))
+            functions.append(function_of(inner, f"{where}.function", passed, schema="parameters"))
     return _chosen(functions, others, values, nested=True), frozenset(customs)
 
 
-def read_response_tools(values: Mapping[str, Any], offered: Offered) -> Tools:
+def read_response_tools(values: Mapping[str, Any], offered: Offered, passed: Passed) -> Tools:
     """The tools of a response, where functions have no key of their own. `offered`: those that its input told of."""
     given = Offered()
-    given.add(values.get("tools", []), "tools")
+    given.add(values.get("tools", []), "tools", passed)
     for function in offered.functions:
         if function.name not in given.meanings:
             given.keep(function, offered.meanings[function.name])
@@ -62,6 +63,7 @@ def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[st
     choice = values.get("tool_choice", "auto")
     if isinstance(choice, str) and choice in _MODES:
         return _MODES[choice], None
+    choice = stated(choice) if isinstance(choice, dict) else choice
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in _KINDS and (name := _name(choice, nested=nested)) is not None:
         return (name,), None
@@ -70,7 +72,7 @@ def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[st
         tools = inner.get("tools") if isinstance(inner, dict) else None
         mode = inner.get("mode") if isinstance(inner, dict) else None
         if isinstance(tools, list) and mode in ("auto", "required"):
-            listed = [tool for tool in tools if isinstance(tool, dict)]
+            listed = [stated(tool) for tool in tools if isinstance(tool, dict)]
             names = [_name(tool, nested=nested) for tool in listed if tool.get("type") in _KINDS]
             if len(listed) == len(tools) and None not in names:
                 return _MODES[mode], [name for name in names if name is not None]

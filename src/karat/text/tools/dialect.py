@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from karat.errors import TemplateError
-from karat.text.chat_template import REASONING
+from karat.text.chat_prompt import REASONING
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.harmony import MESSAGE
