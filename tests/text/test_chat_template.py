@@ -250,3 +250,17 @@ def test_a_template_that_wants_tools_says_so() -> None:
     with pytest.raises(TemplateError, match="it seems to be for conversations with tools: send some, or take another"):
         template.render([{"role": "user", "content": "a"}])
     assert template.render([{"role": "user", "content": "a"}], tools=[{"name": "b"}]) == "b"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 1e400 }}", "inf"),
+        ("{% set most = 1e400 %}{% if messages|length < most %}ok{% endif %}", "ok"),
+        ("{% for limit in [1e400, -1e400] %}{{ limit > 5 }} {% endfor %}", "True False "),
+        ("{{ messages[0].content if -1e400 < 1e400 - 1 }}", "Hello"),
+        ("{% set inf = 3 %}{{ inf + messages|length }}", "4"),
+    ],
+)
+def test_a_number_beyond_float64_is_infinity(source: str, expected: str) -> None:
+    assert ChatTemplate(source).render(HELLO) == expected

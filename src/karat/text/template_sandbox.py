@@ -176,6 +176,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         literals |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
         return self.compile(_Metering().visit(tree)), "\0".join(sorted(literals))
 
+    def _compile(self, source: str, filename: str) -> CodeType:
+        """Jinja's hook. Its code has a number beyond float64, such as 1e400, as `inf`, and no such name."""
+        return super()._compile(f"inf = 1e999; nan = inf - inf; {source}", filename)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _UNSAFE_METHODS and super().is_safe_attribute(obj, attr, value)
 

@@ -2,9 +2,11 @@
 
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from karat import SamplingParams
 from karat.engine.requests.request_updates import RequestUpdate
@@ -14,6 +16,9 @@ from karat.server.answers.subject import Heading, Subject
 from karat.server.answers.tally import UpdateTally
 from karat.server.asking.asked import AnswerForm
 from karat.server.openai.events import ChatEvents, TextEvents
+from karat.server.schema import ChatChunkChoice
+from karat.server.sse import event
+from tests.support.calls import count_calls
 
 TEXTS = st.lists(
     st.tuples(st.integers(0, 1), st.text(max_size=6) | st.sampled_from(["", '"', "\\", "cmpl-1-text", "\u2028", "🦊"])),
@@ -30,35 +35,47 @@ def events(kind: type[ChatEvents | TextEvents], form: AnswerForm) -> ChatEvents 
 @pytest.mark.parametrize("kind", [ChatEvents, TextEvents])
 @given(texts=TEXTS, has_usage=st.booleans())
 def test_frames(kind: type[ChatEvents | TextEvents], texts: list[tuple[int, str]], has_usage: bool) -> None:
-    framed, whole = (events(kind, AnswerForm(None, stream=True, include_usage=has_usage)) for _ in range(2))
-    whole._is_plain = False
+    made = events(kind, AnswerForm(None, stream=True, include_usage=has_usage))
     chunks = [StreamChunk(index, text, (1,)) for index, text in texts]
     chunks += [StreamChunk(index, "end", (1,), "length") for index in (0, 1)]
     for chunk in chunks:
-        update = RequestUpdate("a", (chunk,))
-        written = framed.of(0, update)
-        assert _without_times(written) == _without_times(whole.of(0, update))
-    assert framed.end() == whole.end()
-    num_framed = len({index for index, text in texts if text})
-    assert len(framed._frames) <= num_framed and not whole._frames
+        written = made.of(0, RequestUpdate("a", (chunk,)))
+        assert without_times(written) == without_times(b"".join(map(event, read(kind, written))))
+        said = [choice for each in read(kind, written) for choice in each.choices]
+        assert {choice.index for choice in said} <= {chunk.index}
+        assert "".join(text_of(choice) for choice in said) == chunk.text
+        assert [each.usage for each in read(kind, written)] == [None if has_usage else UNSET] * len(said)
 
 
-def _without_times(written: bytes) -> bytes:
-    before, found, _ = written.partition(b'"timings":')
-    return before + found
+def without_times(written: bytes) -> bytes:
+    return written.partition(b'"timings":')[0]
 
 
-def test_what_says_more_than_its_text_has_no_frame() -> None:
+def read(kind: type[ChatEvents | TextEvents], written: bytes) -> list[Any]:
+    """The events, as the structs that they are made of."""
+    lines = written.decode().split("\n\n")
+    return [msgspec.json.decode(line.removeprefix("data: "), type=kind.struct) for line in lines if line]
+
+
+def text_of(choice: Any) -> str:
+    told = choice.delta.content if isinstance(choice, ChatChunkChoice) else choice.text
+    return "" if told is UNSET else told
+
+
+@pytest.mark.parametrize("kind", [ChatEvents, TextEvents])
+def test_only_what_says_no_more_than_its_text_is_filled_in(kind: type[ChatEvents | TextEvents]) -> None:
+    """The first event of a choice is made whole, the others cost a part of its calls."""
+
+    def cost(form: AnswerForm) -> float:
+        made, update = events(kind, form), RequestUpdate("a", (StreamChunk(0, "a", (1,)),))
+        for _ in range(2):
+            made.of(0, update)
+        return count_calls(lambda: made.of(0, update))
+
+    cheap = cost(AnswerForm(None))
     for form in (
         AnswerForm(None, token_ids=True),
         AnswerForm(None, continuous_usage=True),
         AnswerForm(None, timings_per_token=True),
     ):
-        made = events(ChatEvents, form)
-        for _ in range(3):
-            assert b'"content":"a"' in made.of(0, RequestUpdate("a", (StreamChunk(0, "a", (1,)),)))
-        assert not made._frames
-    made = events(ChatEvents, AnswerForm(None))
-    for _ in range(3):
-        made.of(0, RequestUpdate("a", (StreamChunk(0, "a", (1,)),)))
-    assert made._frames
+        assert cost(form) > 1.3 * cheap
