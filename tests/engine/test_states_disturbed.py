@@ -19,6 +19,7 @@ from karat.engine.engine import Engine
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.ops.executor import Pending, Runner
 from karat.ops.native import unavailable_reason
+from karat.request import Resume
 from tests.engine.fakes import outputs_of, request
 from tests.engine.test_states_elsewhere import CONFIG, SYSTEM
 from tests.engine.tiny import at_rest, preempt_often, tokens, write_model
@@ -202,6 +203,9 @@ def test_in_the_engine_s_own_process_it_has_them_too(folder: Path, expected: Ans
                 assert tokens(await together) == expected
             several = await llm.generate(PROMPTS[0], sampled(0, n=3))
             assert several.outputs[0].token_ids == expected[0]
+            begun = Resume(expected[1][:12])
+            went_on = [update async for update in llm.stream(PROMPTS[1], sampled(1), resume=begun)]
+            assert went_on[-1].output.outputs[0].token_ids == expected[1][12:]
             (choice,) = (await llm.generate(PROMPTS[3], sampled(3), receipt=True)).outputs
             assert choice.receipt is not None and (await llm.verify(choice.receipt)).is_confirmed
 

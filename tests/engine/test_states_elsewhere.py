@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from karat.bench.load.servers import MeasuredServer
 from karat.cli.inspect import gather
 from karat.models.opening import open_model
 from karat.ops.native import unavailable_reason
+from karat.server.page.files import _FOLDER as FOLDER
 from tests.engine.tiny import at_rest, tokens, write_model
-from tests.server.conftest import serving
+from tests.server.conftest import Running, serving
 
 if unavailable_reason():
     pytest.skip(f"no native executor: {unavailable_reason()}", allow_module_level=True)
@@ -104,6 +107,32 @@ def test_a_server_says_what_its_states_take(folder: Path) -> None:
         states = MeasuredServer("karat", f"http://127.0.0.1:{server.port}", headers={}).states()
         assert states is not None and states["most_kept"] == most and states["bytes"] == (4 + most) * size
         assert states["kept"] >= 3 and states["stateless_tokens"] == server.gauge("karat_prefix_cache_stateless")
+        rows = totals_of_the_page(server)
+        assert rows["Bytes of states"] == states["bytes"] and rows["States kept"] == states["kept"]
+        assert rows["of these from the cache"] == sum(cached) and rows["Requests"] == 3
+        assert rows["there, but without a state"] == states["stateless_tokens"]
+
+
+@pytest.mark.slow
+def test_a_page_of_a_model_without_states_says_nothing_of_them() -> None:
+    with serving("--threads", "1") as server:
+        rows = totals_of_the_page(server)
+        assert rows["Steps"] == 0 and not [name for name in rows if "state" in name.lower()]
+
+
+def totals_of_the_page(server: Running) -> dict[str, float]:
+    """The rows under "Since the start", by the page's own code, of what the server says now."""
+    if shutil.which("node") is None:
+        pytest.skip("Node.js runs the page's code without a browser, and is not installed")
+    read = (
+        "const { readMetrics, totalsOf } = await import(process.argv[1]);"
+        "console.log(JSON.stringify(totalsOf(readMetrics(process.argv[2]))))"
+    )
+    module, text = (FOLDER / "metrics.js").as_uri(), server.ask("/metrics").content.decode()
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", read, module, text], capture_output=True, text=True, check=True
+    )
+    return dict(json.loads(done.stdout))
 
 
 def test_inspect_counts_two_states(folder: Path) -> None:

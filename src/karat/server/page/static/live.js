@@ -1,7 +1,7 @@
 // Live: what the server does now, from its /metrics, asked once a second while this is open and seen.
 import { makeChart } from "./chart.js";
 import { h, number } from "./dom.js";
-import { readMetrics } from "./metrics.js";
+import { readMetrics, totalsOf } from "./metrics.js";
 
 const EVERY_MS = 1000;
 
@@ -53,21 +53,8 @@ export function makeLive(app) {
   }
 
   function showTotals(now) {
-    const rows = [
-      ["Requests", now.karat_requests_total],
-      ["Tokens of prompts", now.karat_prompt_tokens_total],
-      ["of these from the cache", now.karat_prompt_tokens_cached_total],
-      ["there, but without a state", now.karat_prefix_cache_stateless],
-      ["Tokens of answers", now.karat_generation_tokens_total],
-      ["States kept", now.karat_state_snapshots],
-      ["Bytes of states", now.karat_state_bytes],
-      ["Steps", now.karat_steps],
-      ["Preemptions", now.karat_preemptions],
-    ];
     totals.replaceChildren(
-      ...rows
-        .filter(([, value]) => value !== undefined)
-        .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value)))),
+      ...totalsOf(now).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, number(value)))),
     );
   }
 
