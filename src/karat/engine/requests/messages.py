@@ -12,6 +12,7 @@ Message = Mapping[str, Any]
 CONTINUING = ("prefix", "partial")  # keys of a last message that an answer goes on with: Mistral's, and Qwen's
 _CALL = frozenset({"id", "type", "function", "index"})
 _FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
+_BARE = {"role", "content"}
 _EMPTY_FOR = ("assistant", "tool")  # roles whose contents may be left out
 
 
@@ -37,6 +38,8 @@ def goes_on(messages: Sequence[Message]) -> bool:
 def _plain(message: Message, where: str, passed: Passed) -> dict[str, Any]:
     role = message.get("role")
     content = message.get("content")
+    if isinstance(content, str) and message.keys() == _BARE:  # most are so, and there may be many
+        return {"role": "system" if role == "developer" else role, "content": content}
     is_answer, is_result = role == "assistant", role == "tool"
     if is_answer and not content and isinstance(message.get("refusal"), str):
         content = message["refusal"]  # the answer was this
