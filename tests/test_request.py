@@ -7,14 +7,16 @@ import copy
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import karat
+from karat.engine.remote.messages import ToEngine
 from karat.errors import RequestError
 from karat.outputs import CompletionOutput, Logprob, RequestOutput
-from karat.request import SamplingParams, StructuredOutputs, shown
+from karat.request import Request, Resume, SamplingParams, StructuredOutputs, shown
 
 HUGE = 10**5000  # more digits than Python prints
 WRONG: dict[str, list[Any]] = {
@@ -272,3 +274,26 @@ def test_a_request_is_finished_when_all_its_choices_are() -> None:
 
 def test_the_package_lists_its_public_names() -> None:
     assert dir(karat) == sorted(karat.__all__) and "LLM" in dir(karat) and "import_module" not in dir(karat)
+
+
+def test_a_request_goes_to_another_process_as_it_is() -> None:
+    """Every field, none of them at its default."""
+    params = SamplingParams(logit_bias={3: 1.5}, stop="x", bad_words_ids=[[1, 2]], structured_outputs={"regex": "a+"})
+    asked = Request(
+        "name",
+        (1, 2),
+        params,
+        2**63 - 1,
+        prompt="a text",
+        end_token_ids=frozenset({3, 4}),
+        salt="a tenant",
+        shares=False,
+        priority=-2,
+        resume=Resume((4, 5), choice=1),
+        cache_point=2,
+        tells_progress=True,
+        receipt="digests",
+    )
+    plain = Request("", (), SamplingParams(), 0)
+    assert all(getattr(asked, name) != getattr(plain, name) for name in Request.__struct_fields__)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=ToEngine) == asked
