@@ -316,7 +316,8 @@ class AsyncLLM:
         The event loop calls `see` as the update comes, without waking up a task: this is the cheapest way to a token.
         `see` must not block. Its exception ends the request and is raised here.
         """
-        async with self._opener.opened(request.request_id, request.params.n, lambda: request, see) as opened:
+        name, num_answers = request.request_id, request.params.n
+        async with self._opener.opened(name, num_answers, request.receipt, lambda: request, see) as opened:
             return await opened.output()
 
     async def generate(
@@ -496,12 +497,16 @@ class AsyncLLM:
             return await opened.output()
 
     def _making(
-        self, prompt: Prompt, params: SamplingParams | None, name: str | None, **terms: Any
-    ) -> tuple[str, int, Callable[[], Request]]:
-        """A request's name, its number of answers, and what makes it, which may take long. `terms` are fields of it."""
+        self, prompt: Prompt, params: SamplingParams | None, name: str | None, *, receipt: ReceiptWish, **terms: Any
+    ) -> tuple[str, int, ReceiptWish, Callable[[], Request]]:
+        """A request's name, its number of answers, its wish for receipts, and what makes it, which may take long.
+
+        `terms` are further fields of it.
+        """
         (own,) = self._maker.params_for(1, params)
         name = secrets.token_hex(8) if name is None else name
-        return name, (own or self.default_params).n, partial(self._maker.request, prompt, own, request_id=name, **terms)
+        make = partial(self._maker.request, prompt, own, request_id=name, receipt=receipt, **terms)
+        return name, (own or self.default_params).n, receipt, make
 
 
 def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:

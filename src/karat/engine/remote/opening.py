@@ -23,7 +23,7 @@ from karat.errors import OverloadedError, unpacked
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Parting
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting
-from karat.request import Request, Resume
+from karat.request import ReceiptWish, Request, Resume
 from karat.text import Tokenizer
 
 Result = TypeVar("Result")
@@ -71,26 +71,24 @@ class RequestOpener:
         self,
         name: str,
         num_answers: int,
+        receipt: ReceiptWish,
         make: Callable[[], Request],
         see: Callable[[RequestUpdate], None] | None = None,
     ) -> AsyncGenerator[OpenRequest, None]:
         """A request of the engine, which ends with the context. `make`, called in a thread, gives the request of that
-        name with so many answers.
+        name, with so many answers and this wish for receipts.
         """
-        complete = None
+        found = None if receipt is False else await self.fingerprint()
         self._engine.attach()
         with self._engine.place(name, num_answers):
             request, number, message = await self._admitted(make)
-            if request.receipt is not False:
-                found = await self.fingerprint()
 
-                def with_receipts(gathered: Gathered) -> RequestOutput:
-                    context = self._admission.config.max_model_len
-                    text = given_text(request, self._tokenizer, self._admission)
-                    return gathered.output(receipts_for(request, found, context, text))
+        def with_receipts(gathered: Gathered) -> RequestOutput:
+            assert found is not None
+            text = given_text(request, self._tokenizer, self._admission)
+            return gathered.output(receipts_for(request, found, self._admission.config.max_model_len, text))
 
-                complete = partial(self.in_thread, with_receipts)
-
+        complete = None if found is None else partial(self.in_thread, with_receipts)
         opened = self._engine.add(request, number, message, see, complete)
         timer = None
         if self.queue_timeout_s is not None:
@@ -112,7 +110,7 @@ class RequestOpener:
     async def _answered(self, asked: ReplayCommand | Compare) -> Answered | Parting | None:
         if isinstance(asked, ReplayCommand) and asked.token_ids is None:
             anew = generated_anew(asked)
-            async with self.opened(anew.request_id, 1, lambda: anew, lambda _: None) as opened:
+            async with self.opened(anew.request_id, 1, False, lambda: anew, lambda _: None) as opened:
                 return Answered(None, (await opened.output()).outputs[0])
         command = replace(asked, request=replace(asked.request, request_id=str(next(self._numbers))))
         done = await self._engine.replay(command, await self.in_thread(encoded, command))
