@@ -181,8 +181,11 @@ def test_one_element_that_was_loaded_wrongly_is_found_and_its_tensor_named(
     ops = {op, "lm_head"} if "embed" in name and model.config.tie_word_embeddings else {op}
     places = {place for named in diagnosis.named for place in named.places}
     unexplained = {wrong.finding.name for wrong in diagnosis.unexplained}
+    if op.endswith(".decay"):  # of a head that forgets all at once, or nothing, no change is seen
+        assert places | unexplained <= ops, (name, index)
+        return
     assert places | unexplained == ops, (name, index)
-    if op.endswith((".conv", ".decay")):  # the channel or the head is in the finding; single elements are not fitted
+    if op.endswith(".conv"):  # the channel is in the finding; single elements are not fitted
         return
     assert op in places, (name, index)
     (first, *_) = [named for named in diagnosis.named if op in named.places]
