@@ -9,6 +9,7 @@ ones under a mistake), relative to the norms of the two vectors.
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,14 @@ from karat.check.mistakes.attention import kv_heads_read
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.context import Context
 from karat.check.model.graph import Node
+from karat.check.model.right.elementwise import silu
+from karat.check.model.right.experts import Inner, inner
 
 Array = NDArray[np.floating]
 F64 = np.dtype(np.float64)
 
 _ROWS, _COLUMNS = 12, 24
+_INNER = 2048  # features of an expert
 
 
 class Accumulation:
@@ -54,6 +58,10 @@ class Accumulation:
                     error, norm = self._once(node, lambda: self._of_mix(node, weights, v))
                     largest = np.linalg.norm(weights, axis=-1).max(axis=0)  # [tokens]
                     return factor * error * norm * largest[:, None]
+                case "experts":
+                    x, ids, by, *_ = inputs
+                    error, norm = self._once(node, lambda: self._of_experts(node, x, ids.astype(np.int64)))
+                    return factor * error * norm * (np.linalg.norm(x, axis=-1) * np.abs(by).sum(axis=-1))[:, None]
         return None
 
     def _once(self, node: Node, measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
@@ -72,6 +80,28 @@ class Accumulation:
         if effective is None:
             return self._measure(x, weights.rows(name, F64, start, stop))
         return self._measure(x, effective(weights, F64)[start:stop])
+
+    def _of_experts(self, node: Node, x: Array, ids: NDArray[np.int64]) -> tuple[float, float]:
+        """Relative to the norm of x, what the three products of an expert stray by: of the one that most rows chose."""
+        clamp, number = node.params["clamp"], int(np.bincount(ids.reshape(-1)).argmax())
+        rows = x[(ids == number).any(axis=-1)][:_ROWS]
+        gate, up, down = (self._of_expert(node, part, number) for part in ("gates", "ups", "downs"))
+        activated = partial(silu, alpha=1 if clamp is None else clamp.alpha)
+        gates, ups = rows @ gate.T, rows @ up.T
+        h = inner(Inner(gates, ups, clamp, activated))
+        (of_gate, gate_norm), (of_up, up_norm), (of_down, down_norm) = (
+            self._measure(a, b) for a, b in ((rows, gate), (rows, up), (h, down))
+        )
+        by_inputs = of_gate * gate_norm * _rms(ups) + of_up * up_norm * _rms(activated(gates))  # each number of h
+        by_sum = of_down * float(np.nanmax(np.linalg.norm(h, axis=-1) / np.linalg.norm(rows, axis=-1), initial=0))
+        return by_inputs + by_sum, down_norm
+
+    def _of_expert(self, node: Node, part: str, number: int) -> Array:
+        """One of an expert's matrices; of those that are very large the first inner features."""
+        weights, name = self._context.weights, node.params[part][number]
+        if part == "downs":
+            return weights.array(name, F64)[:, :_INNER]
+        return weights.rows(name, F64, 0, min(_INNER, weights.shape(name)[0]))
 
     def _of_scores(self, q: Array, k: Array) -> tuple[float, float]:
         error, norm = self._measure(q.reshape(-1, q.shape[-1]), k.reshape(-1, k.shape[-1]))
@@ -101,3 +131,7 @@ class Accumulation:
         counts = (sizes > 0) & np.isfinite(chain) & np.isfinite(sizes)  # weights read wrongly may be of any size
         error = np.divide(np.abs(chain - exact), sizes, out=np.zeros(sizes.shape), where=counts).max()
         return float(error), float(np.sqrt(np.mean(np.sum(b * b, axis=-1))))
+
+
+def _rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(x * x)))
