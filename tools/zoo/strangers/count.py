@@ -1,12 +1,14 @@
-"""Runs the strangers' engine with each of its bugs, has each trace diagnosed as a user does, and counts.
+"""Runs a strangers' engine with each of its bugs, has each trace diagnosed as a user does, and counts.
 
-    python -m tools.zoo strangers [--traces full|layers|logits] [--seconds N] [--only NAME] [--seed S] [--keep FOLDER]
+    python -m tools.zoo strangers [--engine numpy|pytorch] [--traces full|layers|logits] [--seconds N] [--only NAME]
+                                  [--every N] [--seed S] [--keep FOLDER]
 
-A bug that moves nothing a thousandth is an error. Exit code 0: every goal is reached; 1: one is missed, or a bug moves
-nothing; 2: with --only, where counts say nothing.
+A bug that moves nothing, or not enough, is an error. Exit code 0: every goal is reached; 1: one is missed, or a bug
+moves nothing; 2: with --only, where counts say nothing.
 """
 
 import argparse
+import importlib
 import json
 import secrets
 import subprocess
@@ -18,14 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tools.zoo.strangers.bug import Bug
-from tools.zoo.strangers.engine import Run
-from tools.zoo.strangers.expected import EXPECTED
+from tools.zoo.strangers.expected import Expect
 from tools.zoo.strangers.judge import CLASS, HEALTHY, PLACE, RIGHT, UNSEEN, WRONG, Judged, judge, judge_healthy
 from tools.zoo.strangers.recorder import KINDS
-from tools.zoo.strangers.runs import BUGS, VISIBLE, effect, models, run_bug, run_healthy
-from tools.zoo.strangers.runs import HEALTHY as SETTINGS
 
+# Each module has BUGS, EXPECTED, HEALTHY (settings), VISIBLE, models, run_bug, run_healthy and effect.
+ENGINES = {"numpy": "tools.zoo.strangers.runs", "pytorch": "tools.zoo.strangers.pytorch.runs"}
 KARAT = Path(sys.executable).with_name("karat")
 NAMED = {"full": 0.9, "layers": 0.7, "logits": 0.3}  # the share of bugs that get the right name or class, at least
 
@@ -39,7 +39,9 @@ def diagnose(trace: Path, model: Path, seconds: float) -> tuple[dict[str, Any] |
     return answer, ended.stderr.strip().rpartition("\n")[2], time.monotonic() - start
 
 
-def judged(run: Run, model: Path, bug: Bug | None, args: argparse.Namespace, name: str) -> tuple[Judged, float]:
+def judged(
+    run: Any, model: Path, wants: tuple[Expect, ...] | None, args: argparse.Namespace, name: str
+) -> tuple[Judged, float]:
     trace = args.folder / f"{name}.trace"
     run.write(trace)
     answer, error, took = diagnose(trace, model, args.seconds)
@@ -47,17 +49,18 @@ def judged(run: Run, model: Path, bug: Bug | None, args: argparse.Namespace, nam
         trace.with_suffix(".json").write_text(json.dumps(answer, indent=1), encoding="utf-8")
     else:
         trace.unlink()
-    return (judge(EXPECTED[bug.name], answer, error) if bug else judge_healthy(answer, error)), took
+    return (judge(wants, answer, error) if wants else judge_healthy(answer, error)), took
 
 
-def case(bug: Bug, args: argparse.Namespace) -> tuple[Judged, float]:
+def case(bug: Any, args: argparse.Namespace) -> tuple[Judged, float]:
     """One bug. Whether it moves anything is seen in everything that the engine computes."""
-    whole = run_bug(bug, args.folder, args.draw)
-    right = run_healthy(bug.setting, bug.model, args.folder, args.draw, forced=whole)
-    if (moved := effect(whole, right)) < VISIBLE:
+    runs = args.runs
+    whole = runs.run_bug(bug, args.folder, args.draw)
+    right = runs.run_healthy(bug.setting, bug.model, args.folder, args.draw, forced=whole)
+    if (moved := runs.effect(whole, right)) < runs.VISIBLE:
         return Judged(UNSEEN, f"the bug moves nothing ({moved:.1e})"), 0.0
-    recorded = run_bug(bug, args.folder, args.draw, args.traces)
-    return judged(recorded, args.folder / bug.model, bug, args, bug.name)
+    recorded = runs.run_bug(bug, args.folder, args.draw, args.traces)
+    return judged(recorded, args.folder / bug.model, runs.EXPECTED[bug.name], args, bug.name)
 
 
 def row(*cells: object) -> None:
@@ -66,27 +69,33 @@ def row(*cells: object) -> None:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.zoo strangers", description=__doc__.partition("\n")[0])
+    parser.add_argument("--engine", choices=list(ENGINES), default="numpy", help="whose bugs")
     parser.add_argument("--traces", choices=list(KINDS), default="full", help="what is recorded")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each diagnosis")
-    parser.add_argument("--only", action="append", default=[], choices=[bug.name for bug in BUGS], metavar="NAME")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="of the bugs, every Nth only")
     parser.add_argument("--seed", default=secrets.token_hex(4), help="of models and prompts")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep models, traces and answers there")
     args = parser.parse_args(argv)
+    args.runs = importlib.import_module(ENGINES[args.engine])
+    if unknown := set(args.only) - {bug.name for bug in args.runs.BUGS}:
+        parser.error(f"no such bug: {', '.join(sorted(unknown))}")
     args.draw = int.from_bytes(args.seed.encode(), "big") % 2**31
     with tempfile.TemporaryDirectory() as temporary:
         args.folder = args.keep or Path(temporary)
-        models(args.folder, args.draw)
+        args.runs.models(args.folder, args.draw)
         return count(args)
 
 
 def count(args: argparse.Namespace) -> int:
-    print(f"`python -m tools.zoo strangers --traces {args.traces} --seconds {args.seconds:g} --seed {args.seed}`\n")
+    shown = f"--engine {args.engine} --traces {args.traces} --seconds {args.seconds:g} --every {args.every}"
+    print(f"`python -m tools.zoo strangers {shown} --seed {args.seed}`\n")
     row("bug", "kind", "expected", "said", "s", "")
     row(*["---"] * 6)
     outcomes: Counter[str] = Counter()
     of_parts: Counter[bool] = Counter()
     bare: list[str] = []
-    for bug in BUGS:
+    for bug in args.runs.BUGS[:: args.every]:
         if not args.only or bug.name in args.only:
             found, took = case(bug, args)
             row(f"`{bug.name}`", bug.group, bug.expected, found.said, f"{took:.1f}", found.outcome)
@@ -94,8 +103,8 @@ def count(args: argparse.Namespace) -> int:
             bare += [bug.name] if found.bare else []
             of_parts[found.outcome in (RIGHT, CLASS)] += bug.group == "part"
     healthy: Counter[str] = Counter()
-    for name, (model, setting) in () if args.only else SETTINGS.items():
-        right = run_healthy(replace(setting, kind=args.traces), model, args.folder, args.draw)
+    for name, (model, setting) in () if args.only else args.runs.HEALTHY.items():
+        right = args.runs.run_healthy(replace(setting, kind=args.traces), model, args.folder, args.draw)
         found, took = judged(right, args.folder / model, None, args, name.replace(" ", "-"))
         row(name, "healthy", "no bug", found.said, f"{took:.1f}", found.outcome)
         healthy[found.outcome] += 1

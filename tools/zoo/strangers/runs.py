@@ -9,6 +9,9 @@ from tools.zoo.strangers import bugs_attention, bugs_parts, bugs_weights
 from tools.zoo.strangers.bug import Bug
 from tools.zoo.strangers.checkpoint import MASSIVE, MODELS, make
 from tools.zoo.strangers.engine import Engine, Parts, Run, Setting
+from tools.zoo.strangers.expected import EXPECTED
+
+__all__ = ["BUGS", "EXPECTED", "HEALTHY", "VISIBLE", "effect", "models", "run_bug", "run_healthy"]
 
 BUGS = (*bugs_parts.BUGS, *bugs_weights.BUGS, *bugs_attention.BUGS)
 VISIBLE = 1e-3  # the least effect of a bug: the greatest difference, of the array's root mean square
