@@ -3,7 +3,7 @@
 Prints tables in Markdown, a row a bug, as docs/diagnosis.md has them: `all` prints every one of them, each with the
 goals that it has to reach. Every run draws fresh models, prompts and faults unless a seed is given. A case counts if
 the bug moves a recorded result at least ten times the noise floor, or changes a token. `python -m tools.zoo strangers`
-counts the bugs of another engine (tools/zoo/strangers/count.py), with options of its own.
+counts the bugs of two other engines (tools/zoo/strangers/count.py), with options of its own.
 
 Exit code 0: every goal is reached. 1: one is missed. 2: none is missed, and there are too few cases to judge them all.
 """
