@@ -55,8 +55,8 @@ def test_logits_equal_transformers(family: str, index: int) -> None:
 
     truth = forward.from_transformers(config, hf, ReferenceOps("float64"))
     hf = hf.double()
-    rotation = next(iter(truth.rotations))  # all turn alike
-    frequencies = inverse_frequencies(rotation.rope, rotation.head_dim)
+    turns = [(each.rope, each.head_dim) for each in truth.rotations]  # all alike; none where no layer has RoPE
+    frequencies = inverse_frequencies(*(turns or [(truth.config.rope, truth.config.shape(0).head_dim)])[0])
     with torch.no_grad(), InFloat64(hf, frequencies):
         double = hf(torch.tensor([ids])).logits[0]
     assert double.dtype == torch.float64
