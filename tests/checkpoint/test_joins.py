@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.checkpoint import WeightSpec, assign
+from karat.checkpoint.joins import Grouped
 from karat.checkpoint.slices import block_of, sliced
 from karat.checkpoint.weights import Weight
 from karat.errors import CheckpointError
@@ -153,3 +154,17 @@ def test_phi_3s_layout_is_this_one() -> None:
     del raw["pad_token_id"]
     (logits,) = forward.run(forward.from_transformers(raw, hf, ReferenceOps("float32")), [ids])
     assert np.abs(logits - expected).max() <= 1e-4 * expected.std()
+
+
+def test_rows_that_lie_in_groups_are_rows_of_several(tmp_path: Path) -> None:
+    """As in_proj_qkvz of Qwen3-Next: for each of two groups rows of a, of b and of c, of which a and b are one part."""
+    values = np.arange(2 * 7 * 3, dtype=np.float32).reshape(14, 3)
+    whole = Weight("whole", "F32", values.shape, values.reshape(-1).view(np.uint8), tmp_path)
+    parts = (WeightSpec("ab", (6, 3)), WeightSpec("c", (8, 3)))
+    join = Grouped(WeightSpec("whole", (14, 3)), parts, ((1, 2), (4,)), 2)
+    found = assign(list(parts), FakeCheckpoint({"whole": whole}), grouped=[join])
+    rows = {"ab": [0, 7, 1, 2, 8, 9], "c": [3, 4, 5, 6, 10, 11, 12, 13]}
+    for name, order in rows.items():
+        np.testing.assert_array_equal(found[name].to_array(np.dtype(np.float32)), values[order])
+    own = sliced(found["c"], WeightSpec("c", (8, 3), 0, ((2, 5),)))  # of a rank
+    np.testing.assert_array_equal(own.to_array(np.dtype(np.float32)), values[rows["c"][2:5]])

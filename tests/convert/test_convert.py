@@ -4,6 +4,7 @@ Covers: karat.checkpoint.gguf.writer, karat.convert.conversion, karat.convert.me
 """
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from karat.checkpoint.gguf import read_header
 from karat.config import embedded_model_path
@@ -25,8 +26,11 @@ from karat.ops.native import native, unavailable_reason
 from karat.request import SamplingParams
 from karat.text import Tokenizer
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
+from tests.checkpoint.gguf.builders import write_model
+from tests.convert.comparing import tensors_of
 from tests.convert.folders import FAMILIES, folder_of
 from tests.support.composite import NUM_UNUSED, with_vision
+from tests.support.seed import SEED
 from tests.text.test_gguf_tokenizer import random_strings
 
 F32 = np.dtype(np.float32)
@@ -72,6 +76,38 @@ def test_a_model_without_a_tokenizer_is_converted_without_one(tmp_path: Path) ->
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError):
         convert(open_model(folder), tmp_path / "damaged.gguf", MIXES["F32"])
+
+
+@pytest.mark.drawn(1, each=("family",))
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("family", ["qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"])
+def test_delta_nets_are_what_the_gguf_package_writes(family: str, seed: int, tmp_path: Path) -> None:
+    """Bit for bit: tiled value heads, 1 + weight, rates. What is read from such a file is written as it lies."""
+    pytest.importorskip("torch", reason="transformers needs torch")
+    from tests.support import random_models
+
+    rng = random.Random(f"{SEED} {family} {seed}")
+    raw = random_models.draw_config(rng, family, "default") | {"vocab_size": 4100, "full_attention_interval": 2}
+    raw = {key: raw[key] for key in raw.keys() - {"layer_types", "mlp_only_layers", "decoder_sparse_step"}}
+    raw |= {"norm_topk_prob": True} if family == "qwen3_next" else {}
+    raw["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    tensors = random_models.build(raw, rng.randrange(2**31)).state_dict()
+    weights = {name: np.array(each) for name, each in tensors.items()}
+    if raw["tie_word_embeddings"]:
+        del weights["lm_head.weight"]
+    write_model(tmp_path / "theirs.gguf", raw, weights)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded_model_path() / name, folder / name)
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_file(weights, folder / "model.safetensors")
+    convert(open_model(folder), tmp_path / "ours.gguf", MIXES["F32"])
+    convert(open_model(tmp_path / "ours.gguf"), tmp_path / "again.gguf", MIXES["F32"])
+    found, expected = tensors_of(tmp_path / "ours.gguf"), tensors_of(tmp_path / "theirs.gguf")
+    assert tensors_of(tmp_path / "again.gguf") == found
+    apart = {name: each for name, each in found.items() if not name.endswith(("gate_exps.weight", "up_exps.weight"))}
+    assert apart == {name: each for name, each in expected.items() if "gate_up_exps" not in name}
 
 
 def test_a_text_model_beside_a_vision_encoder_is_a_plain_llama(tmp_path: Path) -> None:

@@ -53,7 +53,13 @@ def drawn() -> tuple[Any, dict[str, Array]]:
 
 
 def computed(
-    weights: dict[str, Array], x: Array, shape: DeltaShape = SHAPE, ops: Executor | None = None, group: Group = SINGLE
+    weights: dict[str, Array],
+    x: Array,
+    shape: DeltaShape = SHAPE,
+    ops: Executor | None = None,
+    group: Group = SINGLE,
+    *,
+    joined: bool = False,
 ) -> Array:
     ops = ReferenceOps() if ops is None else ops
 
@@ -63,7 +69,8 @@ def computed(
         flat = replace(stored, shape=spec.shape)
         return WeightLoader(ops, {spec.source: flat}, AS_STORED)(spec)
 
-    layer = GatedDeltaNet(Place(take, "layer", Wholes(), group), HIDDEN, shape, eps=EPS, of_log=True)
+    place = Place(take, "layer", Wholes(), group)
+    layer = GatedDeltaNet(place, HIDDEN, shape, eps=EPS, of_log=True, joined=joined)
     (state,) = new_caches(ops, [layer.keeps], "float32", 1, num_states=1)
     count = len(x)
     batch = ForwardBatch.of(
@@ -118,6 +125,18 @@ def test_ranks_compute_the_same(size: int, tiles: bool) -> None:
     x = np.random.default_rng(int(seed.SEED)).standard_normal((20, HIDDEN))
     want = computed(weights, x, shape)
     for got in on_all_ranks(size, lambda group: computed(weights, x, shape, group=group)):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_b_and_a_may_be_one_matrix(size: int) -> None:
+    """For each key head the rows of b, then those of a; a rank may have a part of a key head's value heads."""
+    _, weights = drawn()
+    x = np.random.default_rng(int(seed.SEED)).standard_normal((20, HIDDEN))
+    b, a = (weights[f"layer.in_proj_{part}.weight"].reshape(SHAPE.key_heads, -1, HIDDEN) for part in "ba")
+    joined = weights | {"layer.in_proj_ba.weight": np.concatenate((b, a), axis=1).reshape(-1, HIDDEN)}
+    want = computed(weights, x)
+    for got in on_all_ranks(size, lambda group: computed(joined, x, group=group, joined=True)):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-12)
 
 

@@ -159,6 +159,24 @@ EXTRA: dict[str, dict[str, Any]] = {
         "mtp_use_dedicated_embeddings": False,
         "partial_rotary_factor": 0.25,
     },
+    "qwen3_next": {
+        "attention_bias": False,
+        "full_attention_interval": 4,
+        "head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_value_head_dim": 8,
+        "partial_rotary_factor": 0.25,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
     "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "head_dim": 12},
     "smollm3": {"attention_bias": False, "mlp_bias": False, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 0},
 }
@@ -657,10 +675,11 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_moe",
+        "qwen3_next",
     ):  # transformers 5 refuses it
         changes += [{"num_key_value_heads": None}]
     changes += [{"rope_parameters": {"rope_type": "yarn", **YARN, "finetuned": True, "extrapolation_factor": 1}}]
-    if family not in ("granite", "llama", "qwen3_5_moe_text", "qwen3_5_text", "seed_oss"):
+    if family not in ("granite", "llama", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "seed_oss"):
         changes += [{"sliding_window": ...}, {"sliding_window": None}]
     if family in ("qwen2", "qwen3"):
         changes += [{"use_sliding_window": True, "sliding_window": ..., "max_window_layers": 2}]

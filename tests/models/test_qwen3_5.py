@@ -1,6 +1,6 @@
 """Qwen3.5 as it is released: the text model of a folder with vision and multi-token prediction, in one spelling only.
 
-Covers: karat.models.qwen3_5_moe, karat.models.qwen3_5_moe_text, karat.models.qwen3_5_text.
+Covers: karat.models.qwen3_5_moe, karat.models.qwen3_5_moe_text, karat.models.qwen3_5_text, karat.models.qwen3_next.
 """
 
 import random

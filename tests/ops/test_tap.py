@@ -56,6 +56,7 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     if "linear_num_key_heads" in config:
         config["full_attention_interval"] = 2
         parts = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "norm", "out_proj")
+        parts = ("in_proj_ba", "norm", "out_proj") if family == "qwen3_next" else parts
         recurrent = [f"linear_attn.{part}" for part in parts]
     if "conv_L_cache" in config:
         config["layer_types"] = ["conv", "full_attention"]

@@ -70,6 +70,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": [1], "moe_intermediate_size": 128},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512},
+    "qwen3_next": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512, "norm_topk_prob": False},
 }
 PROMPT_LENS = (70, 9, 1)
 

@@ -116,6 +116,18 @@ _OWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 256,
         "shared_expert_intermediate_size": 2304,
     },
+    "qwen3_next": {
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 128,
+        "full_attention_interval": 2,
+        "num_hidden_layers": 2,
+        "num_experts": 16,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 2304,
+    },
     "smollm3": {"pad_token_id": 0},  # transformers' default is beyond these vocabularies
 }
 _NAMES_OF_LFM2 = {

@@ -31,11 +31,12 @@ FAMILIES = (
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_moe",
+    "qwen3_next",
     "seed_oss",
     "smollm3",
 )
 # Those whose modules have Llama's names in transformers: others are in no trace of it yet.
-RECORDED = tuple(family for family in FAMILIES if not family.startswith("lfm2"))
+RECORDED = tuple(family for family in FAMILIES if family not in ("lfm2", "lfm2_moe", "qwen3_next"))
 _MARGIN = 1e-4
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -101,15 +102,17 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         if rng.random() < 0.3:
             config["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(num_layers)]
         config |= {"swiglu_limit": rng.choice([0.7, 1.5]), "swiglu_alpha": rng.choice([1.702, 0.6])}
-    if family in ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe"):
+    if family in ("gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"):
         number = "num_local_experts" if family in ("gpt_oss", "mixtral") else "num_experts"
         config[number] = rng.choice([2, 5, 12, 24])
         config["num_experts_per_tok"] = rng.randint(1, min(4, config[number]))
-    if family in ("olmoe", "qwen2_moe", "qwen3_moe"):
+    if family in ("olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next"):
         config["norm_topk_prob"] = rng.random() < 0.5
-    if family in ("qwen2_moe", "qwen3_moe"):
+    if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
         config["moe_intermediate_size"] = rng.choice([9, 21, 40])
         config |= rng.choice([{}, {}, {"decoder_sparse_step": 2}, {"mlp_only_layers": [rng.randrange(num_layers)]}])
+    if family == "qwen3_next":
+        config["shared_expert_intermediate_size"] = rng.choice([13, 32])
     if family == "qwen2_moe":
         config |= {"shared_expert_intermediate_size": rng.choice([13, 32]), "qkv_bias": rng.random() < 0.8}
     if family in ("olmo2", "olmoe"):
@@ -125,7 +128,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config["attention_bias"] = rng.random() < 0.5
     if family in ("granite", "llama", "seed_oss", "smollm3"):
         config["mlp_bias"] = rng.random() < 0.5
-    if family.startswith("qwen3_5"):
+    if family.startswith("qwen3_5") or family == "qwen3_next":
         config |= _draw_hybrid(rng, config)
         config = {key: value for key, value in config.items() if value is not None}
     if family == "qwen3_5_moe_text":

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from karat.checkpoint.joins import joins_of
+from karat.checkpoint.joins import Grouped, joins_of
 from karat.checkpoint.mismatch import likely_reason
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.checkpoint.wording import listed, shown
@@ -25,19 +25,20 @@ def assign(
     checkpoint: Checkpoint,
     *,
     tied: Mapping[str, str] = MappingProxyType({}),
+    grouped: Sequence[Grouped] = (),
 ) -> dict[str, Weight]:
     """The weight of each spec, by `spec.source`. No weight is read, except both copies of a tied one.
 
     `tied` maps an alias to the source that config.json ties it to. The alias may be absent. If it is present, its type,
     shape and bytes must equal the source's. A spec that names an alias gets the source's weight. Specs whose tensors
-    are stored as one get its rows (karat.checkpoint.joins). Raises one CheckpointError that lists every missing,
-    unexpected and misshapen tensor, with the likely reason.
+    are stored as one get its rows (karat.checkpoint.joins); `grouped` are such tensors that only this model knows.
+    Raises one CheckpointError that lists every missing, unexpected and misshapen tensor, with the likely reason.
     """
     sources = [spec.source for spec in specs]
     assert len(set(sources)) == len(sources), "two layers need the same tensor"
     assert set(tied.values()) <= set(sources), "a tie to a tensor that no layer needs"
     stored = checkpoint.weights
-    joins = joins_of(specs, stored)
+    joins = [*joins_of(specs, stored), *(join for join in grouped if join.spec.source in stored)]
     parts = {part.source for join in joins for part in join.parts}
     wanted = [*(spec for spec in specs if spec.source not in parts), *(spec for join in joins for spec in join.specs)]
     assigned: dict[str, Weight] = {}

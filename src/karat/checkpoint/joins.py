@@ -13,7 +13,12 @@ A new spelling is a line in _JOINS, _STACKS or _NAMES. Those of gpt-oss, which a
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
 
 from karat.checkpoint.sideways import Sideways, parts_of, sideways_of
 from karat.checkpoint.weights import Weight, WeightSpec
@@ -68,6 +73,44 @@ class Join:
             rows = whole.rows(start, stop := start + part.shape[0])
             found[part.source], start = replace(rows, name=part.source), stop
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """`spec` is the tensor that the files have: `groups` equal groups of rows. A family states it (Family.joins).
+
+    A group has rows of each part's pieces, in their order; `parts` are those of the model, each with how many rows of
+    its pieces a group has. With pieces q, k and v of one part, and z of the other:
+
+        | q k v z of group 0 | q k v z of group 1 | …     are     | q of all groups | k … | v … |     and     | z … |
+    """
+
+    spec: WeightSpec
+    parts: tuple[WeightSpec, ...]
+    rows: tuple[tuple[int, ...], ...]
+    groups: int
+
+    @property
+    def specs(self) -> tuple[WeightSpec, ...]:
+        """The tensors that the files have."""
+        return (self.spec,)
+
+    def parted(self, stored: Mapping[str, Weight]) -> dict[str, Weight]:
+        """The parts' weights, which are rows of the whole one."""
+        found, first, whole = {}, 0, stored[self.spec.source]
+        for part, rows in zip(self.parts, self.rows, strict=True):
+            order = partial(self._order, first, rows)
+            found[part.source] = replace(
+                whole, name=part.source, shape=part.shape, whole_shape=whole.shape, row_order=order
+            )
+            first += sum(rows)
+        return found
+
+    def _order(self, first: int, rows: tuple[int, ...]) -> NDArray[np.intp]:
+        """The rows of a part whose pieces begin at row `first` of a group."""
+        starts = np.arange(self.groups, dtype=np.intp)[:, None] * (self.spec.shape[0] // self.groups) + first
+        pieces = [starts + np.arange(*piece) for piece in pairwise(np.cumsum((0, *rows)))]
+        return np.concatenate([piece.reshape(-1) for piece in pieces])
 
 
 def renamed(stored: str) -> str:

@@ -73,7 +73,7 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
 
 def _rows(weight: Weight, part: Weight, pieces: tuple[Piece, ...], *, announced: bool) -> Weight:
     """`part` as whole rows of the tensor (of a vector: values)."""
-    rows = weight.stored.reshape(weight.shape[0], -1)
+    rows = weight.stored.reshape(-1, weight.row_bytes)
     if weight.row_order is None and len(pieces) == 1:
         if announced:
             _announce([rows[slice(*pieces[0])]])

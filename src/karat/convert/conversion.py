@@ -188,11 +188,12 @@ def _as_they_are(config: ModelConfig, loads: Sequence[Load], *, is_float: bool) 
 
 
 def stored_order(weight: Weight, config: ModelConfig) -> Weight:
-    """The weight with its rows in GGUF's order. A weight from a GGUF file is stored in that order already."""
+    """The weight as GGUF has it. Paired rows from a GGUF file are stored in its order already."""
+    form = FAMILIES[config.model_type].gguf
+    if not form.is_paired(weight.name):
+        return form.as_stored(config, weight)
     if weight.row_order is not None:
         return replace(weight, row_order=None)
-    if not FAMILIES[config.model_type].gguf.is_paired(weight.name):
-        return weight
     match = _LAYER.match(weight.name)
     assert match, f"{weight.name}: rows are paired in layers alone"
     return replace(weight, row_order=partial(_pairing_rows, weight.shape[0], config.shape(int(match[1])).head_dim))
@@ -230,7 +231,7 @@ def _pieces(weight: Weight, report: TensorReport) -> Iterator[tuple[NDArray[np.f
     rows = max(1, _CHUNK_VALUES // row_len)
     for start in range(0, len(data), rows * row_bytes):
         piece = data[start : start + rows * row_bytes]
-        part = replace(weight, shape=(len(piece) // row_bytes * row_len,), stored=piece, row_order=None)
+        part = replace(weight, shape=(len(piece) // row_bytes * row_len,), stored=piece, row_order=None, made=None)
         if weight.is_quantised:
             part = replace(part, shape=(len(piece) // row_bytes, row_len))
         values = part.to_array(np.dtype(np.float32)).astype(np.float32, copy=False).reshape(-1)

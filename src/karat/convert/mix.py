@@ -89,7 +89,7 @@ def _wanted(mix: TypeMix, name: str, shape: tuple[int, ...], layer: int | None, 
         return "Q8_0" if mix.base == "Q8_0" or not _divides(shape, mix.base) else "Q6_K"
     if layer is None:
         return mix.base
-    part = name.split(".")[-2]
+    part = "v_proj" if name.endswith("in_proj_qkv.weight") else name.split(".")[-2]  # which has V, too
     if isinstance(config, MixtureConfig) and config.num_experts == 8 and part in ("k_proj", "v_proj", "o_proj"):
         return "Q8_0" if part != "o_proj" else "Q5_K" if mix.name in _FINER_O_OF_8_EXPERTS else mix.base
     wanted = _in_layer(mix, part, layer, config)

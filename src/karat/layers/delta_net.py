@@ -36,10 +36,13 @@ class GatedDeltaNet(Mixer):
     """The gated delta rule over x [tokens, hidden], between a causal convolution and a norm with a gate.
 
     With `of_log` the weight A_log is the logarithm of the rates of decay, as its name says; else the rates themselves,
-    below 0. A rank has the value heads of its columns of out_proj, and the key heads that these read.
+    below 0. With `joined` one matrix, in_proj_ba, has for each key head the rows of b and then those of a. A rank has
+    the value heads of its columns of out_proj, and the key heads that these read.
     """
 
-    def __init__(self, place: Place, hidden_size: int, shape: DeltaShape, *, eps: float, of_log: bool) -> None:
+    def __init__(
+        self, place: Place, hidden_size: int, shape: DeltaShape, *, eps: float, of_log: bool, joined: bool = False
+    ) -> None:
         self.name = place.name
         self._eps, self._of_log = eps, of_log
         value_size = shape.value_heads * shape.value_dim
@@ -60,12 +63,16 @@ class GatedDeltaNet(Mixer):
         def projection(part: str, size: int, pieces: tuple[Piece, ...] | None) -> ColumnParallelLinear:
             return ColumnParallelLinear(place / f"in_proj_{part}", size, hidden_size, bias=False, pieces=pieces)
 
-        self.projections = (
-            projection("qkv", channels, pieces),
-            projection("z", value_size, (rows_of(heads, shape.value_dim),) if own else None),
-            projection("b", shape.value_heads, of_heads),
-            projection("a", shape.value_heads, of_heads),
+        parts: tuple[tuple[str, int, tuple[Piece, ...] | None], ...] = (
+            ("qkv", channels, pieces),
+            ("z", value_size, (rows_of(heads, shape.value_dim),) if own else None),
         )
+        if joined:
+            parts += (("ba", 2 * shape.value_heads, _b_then_a(shape, heads) if own else None),)
+        else:
+            parts += (("b", shape.value_heads, of_heads), ("a", shape.value_heads, of_heads))
+        self._groups = 0 if not joined else 1 if own else shape.key_heads
+        self.projections = tuple(projection(*each) for each in parts)
         self.filters = (place / "conv1d").filters(channels, shape.taps, pieces)
         self.rates = (place / "A_log").values(shape.value_heads, of_heads)
         self.dt_bias = (place / "dt_bias").values(shape.value_heads, of_heads)
@@ -80,7 +87,11 @@ class GatedDeltaNet(Mixer):
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         name = self.name
         weights, names = zip(*((each.weight, each.name) for each in self.projections), strict=True)
-        qkv, z, b, a = ops.linears(x, weights, None, names=names)
+        qkv, z, b, *rest = ops.linears(x, weights, None, names=names)
+        if self._groups:
+            shapes = (self._parts[2][:1],) * 2
+            b, *rest = ops.split(b, shapes, self._groups, names=(f"{name}.b", f"{name}.a"))
+        (a,) = rest
         qkv = ops.causal_conv(qkv, self.filters, cache, step, silu=True, name=f"{name}.conv")
         q, k, v = ops.split(qkv, self._parts, names=(f"{name}.q", f"{name}.k", f"{name}.v"))
         out = ops.delta_rule(
@@ -102,3 +113,14 @@ def _rows_of_all(shape: DeltaShape, keys: Piece, heads: Piece) -> tuple[Piece, .
     """The rows of q, of k and of v in in_proj_qkv."""
     q, v, size = rows_of(keys, shape.key_dim), rows_of(heads, shape.value_dim), shape.key_heads * shape.key_dim
     return q, (size + q[0], size + q[1]), (2 * size + v[0], 2 * size + v[1])
+
+
+def _b_then_a(shape: DeltaShape, heads: Piece) -> tuple[Piece, ...]:
+    """The rows of b and then those of a in in_proj_ba, of these value heads, which are grouped by key heads."""
+    each = shape.value_heads // shape.key_heads
+    found = []
+    for first in (0, each):  # in a group
+        for group in range(heads[0] // each, -(-heads[1] // each)):
+            start, stop = max(heads[0] - group * each, 0), min(heads[1] - group * each, each)
+            found.append((2 * group * each + first + start, 2 * group * each + first + stop))
+    return tuple(found)

@@ -24,6 +24,7 @@ from karat.models import (
     qwen3_5_moe_text,
     qwen3_5_text,
     qwen3_moe,
+    qwen3_next,
     seed_oss,
     smollm3,
     voxtral,
@@ -49,6 +50,7 @@ FAMILIES: Mapping[str, Family[Any]] = {
         qwen3_5_moe_text.FAMILY,
         qwen3_5_text.FAMILY,
         qwen3_moe.FAMILY,
+        qwen3_next.FAMILY,
         seed_oss.FAMILY,
         smollm3.FAMILY,
     )

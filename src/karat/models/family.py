@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from karat.checkpoint.gguf import GgufForm
+from karat.checkpoint.joins import Grouped
 from karat.checkpoint.unused import PREDICTION_KEYS
 from karat.config import ModelConfig
 from karat.errors import ConfigError
@@ -37,7 +38,8 @@ class Family(Generic[C]):
     `model_type` and `architecture` are the names in config.json. `read` reads the configuration from a config.json; it
     must read every key that can change the result. `layer` composes layer `index` of a model at its place. `gguf` is
     the record of the family's GGUF files. `ends` says what a model does at its ends that others do not. `quantised` are
-    the methods of a config.json's quantization_config whose tensors Karat reads.
+    the methods of a config.json's quantization_config whose tensors Karat reads. `joins` are tensors of its files that
+    are several of a model's, row by row.
     """
 
     model_type: str
@@ -47,6 +49,7 @@ class Family(Generic[C]):
     gguf: GgufForm[C]
     ends: Callable[[C], Ends] = lambda _: Ends()
     quantised: tuple[str, ...] = ()
+    joins: Callable[[C], tuple[Grouped, ...]] = lambda _: ()
 
 
 def read_decoder(

@@ -5,11 +5,19 @@ logarithm of the rates of decay, value heads are grouped by key heads. GGUF file
 rates, below 0, and value heads are tiled: head h reads key head h % key_heads.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.gguf.form import IN_LAYER
+from karat.checkpoint.joins import Grouped
+from karat.checkpoint.slices import block_of
+from karat.checkpoint.weights import Weight, WeightSpec
 from karat.config import LayerShape
 from karat.errors import ConfigError
 from karat.layers.attention import Attention
@@ -49,7 +57,8 @@ _COUNTS = {
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
-OWN_KEYS = (*_COUNTS, "ssm.inner_size", "rope.dimension_sections")  # the sections of RoPE are for images
+_RECURRENT = "attention.recurrent_layers"  # of newer files: which layers are delta nets
+OWN_KEYS = (*_COUNTS, _RECURRENT, "ssm.inner_size", "rope.dimension_sections")  # the sections of RoPE are for images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +71,20 @@ class HybridShape:
     as_gguf: bool
 
 
-def mixer(place: Place, hidden_size: int, shape: LayerShape, hybrid: HybridShape, index: int, *, eps: float) -> Mixer:
-    """What layer `index` at `place` does between its first norm and the sum."""
+def mixer(
+    place: Place,
+    hidden_size: int,
+    shape: LayerShape,
+    hybrid: HybridShape,
+    index: int,
+    *,
+    eps: float,
+    joined: bool = False,
+) -> Mixer:
+    """What layer `index` at `place` does between its first norm and the sum; `joined` is of its delta net."""
     if index in hybrid.linear_layers:
-        return GatedDeltaNet(place / "linear_attn", hidden_size, hybrid.delta, eps=eps, of_log=not hybrid.as_gguf)
+        at, of_log = place / "linear_attn", not hybrid.as_gguf
+        return GatedDeltaNet(at, hidden_size, hybrid.delta, eps=eps, of_log=of_log, joined=joined)
     plus_one = not hybrid.as_gguf
     return Attention(place / "self_attn", hidden_size, shape, qk_norm_eps=eps, gated=True, plus_one=plus_one)
 
@@ -75,20 +94,36 @@ def norm(place: Place, hidden_size: int, hybrid: HybridShape, *, eps: float) -> 
     return RMSNorm(place, hidden_size, eps, plus_one=not hybrid.as_gguf)
 
 
+def joins(hybrid: HybridShape, hidden_size: int) -> tuple[Grouped, ...]:
+    """in_proj_qkvz, which some families' files have: for each key head the rows of q, k, v and z."""
+    delta = hybrid.delta
+    values = delta.value_heads // delta.key_heads * delta.value_dim
+    rows = (delta.key_dim, delta.key_dim, values), (values,)
+    found = []
+    for index in hybrid.linear_layers:
+        whole, *parts = (
+            WeightSpec(
+                f"model.layers.{index}.linear_attn.in_proj_{name}.weight", (sum(each) * delta.key_heads, hidden_size)
+            )
+            for name, each in (("qkvz", (*rows[0], *rows[1])), ("qkv", rows[0]), ("z", rows[1]))
+        )
+        found.append(Grouped(whole, tuple(parts), rows, delta.key_heads))
+    return tuple(found)
+
+
 def read_kv_heads(reader: ConfigReader, default: int) -> int:
     """The number of KV heads; null means as many as there are heads."""
     return read_num_kv_heads(reader) if reader.present("num_key_value_heads") else default
 
 
-def read(reader: ConfigReader, head_dim: int) -> HybridShape:
-    """The keys of config.json that all of them share."""
+def read(reader: ConfigReader, head_dim: int, *, tiles: bool = True) -> HybridShape:
+    """The keys of config.json that all of them share. With `tiles` value heads are tiled in GGUF files."""
     must_normalise(reader)
     reader.must_be("attention_bias", False, why="Karat computes this attention without biases")
     reader.must_be("attn_output_gate", True, why="attention of this type has a gate")
     reader.must_be("output_gate_type", "silu", "swish", why="delta nets of this type have a gate with silu")
     reader.must_be("mamba_ssm_dtype", "float32", why="states are float32")
-    for key in ("mlp_only_layers", "mtp_use_dedicated_embeddings"):
-        reader.must_be(key, [], False, why="models of this type have none")
+    reader.must_be("mtp_use_dedicated_embeddings", False, why="models of this type have none")
     as_gguf = reader.get(bool, AS_GGUF, False)
     delta = DeltaShape(
         key_heads=reader.get(int, "linear_num_key_heads", 16),
@@ -96,7 +131,7 @@ def read(reader: ConfigReader, head_dim: int) -> HybridShape:
         key_dim=reader.get(int, "linear_key_head_dim", 128),
         value_dim=reader.get(int, "linear_value_head_dim", 128),
         taps=reader.get(int, "linear_conv_kernel_dim", 4),
-        tiled=as_gguf,
+        tiled=as_gguf and tiles,
     )
     if min(delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.taps - 1) < 1:
         raise ConfigError(f"{delta}: expected positive sizes of linear_…, and a convolution of 2 taps or more")
@@ -149,12 +184,61 @@ def own_config(metadata: Metadata, architecture: str) -> dict[str, Any]:
     if heads < 1 or inner % heads or head_dim < 1:
         raise ConfigError(f"{architecture}.ssm.inner_size={inner} does not divide by ssm.time_step_rank={heads}")
     turned = metadata.get(int, f"{architecture}.rope.dimension_count", int(head_dim * _ROTARY_PART))
+    layers = metadata.array(f"{architecture}.{_RECURRENT}", "BOOL")
+    kinds = ("full_attention", "linear_attention")
+    types = None if layers is None else [kinds[each] for each in layers.numbers().astype(int).tolist()]
+    predicting = metadata.get(int, f"{architecture}.nextn_predict_layers", 0)
     counts = {name: metadata.optional(int, f"{architecture}.{key}") for key, name in _COUNTS.items()}
     return counts | {
         AS_GGUF: True,
+        "layer_types": types[: len(types) - predicting] if types else None,
         "linear_value_head_dim": inner // heads,
         "partial_rotary_factor": turned / head_dim,
     }
+
+
+def as_stored(hybrid: HybridShape, weight: Weight, *, tiles: bool = True) -> Weight:
+    """A weight as GGUF files have it. With `tiles` their value heads are tiled."""
+    if hybrid.as_gguf:
+        return weight
+    delta, part = hybrid.delta, weight.name.rpartition(".linear_attn.")[2]
+    if part.endswith("norm.weight"):
+        return weight if part == "norm.weight" else _restated(weight, lambda values: values + np.float32(1))
+    if part == "A_log":
+        weight = _restated(weight, lambda values: -np.exp(values.astype(np.float64)).astype(np.float32)).settled()
+    if not tiles or part == weight.name:
+        return weight
+    heads = np.arange(delta.value_heads, dtype=np.intp).reshape(delta.key_heads, -1).T.reshape(-1)
+    rows = (heads[:, None] * delta.value_dim + np.arange(delta.value_dim)).reshape(-1)
+    keys = 2 * delta.key_heads * delta.key_dim
+    channels = np.concatenate((np.arange(keys), keys + rows))
+    match part:
+        case "in_proj_qkv.weight":
+            return replace(weight, row_order=lambda: channels)
+        case "conv1d.weight":
+            return replace(weight, shape=(len(channels), delta.taps), row_order=lambda: channels)
+        case "in_proj_z.weight":
+            return replace(weight, row_order=lambda: rows)
+        case "out_proj.weight":
+            return replace(weight, made=partial(_columns, weight, heads))
+    return replace(weight, row_order=lambda: heads)  # a row, or a number, for each head
+
+
+def _restated(weight: Weight, change: Callable[[NDArray[np.floating]], NDArray[np.floating]]) -> Weight:
+    """A vector of other numbers, in float32."""
+
+    def made() -> NDArray[np.uint8]:
+        return change(weight.to_array(np.dtype(np.float32))).astype("<f4", copy=False).view(np.uint8)
+
+    return replace(weight, dtype="F32", made=made)
+
+
+def _columns(weight: Weight, heads: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """The bytes of out_proj with the columns of its value heads in this order."""
+    rows = weight.shape[0]
+    if weight.shape[1] // len(heads) % block_of(weight.dtype)[0]:
+        raise ConfigError(f"{weight.name}: a value head is no whole blocks of {weight.dtype}; take another type")
+    return np.ascontiguousarray(weight.data.reshape(rows, len(heads), -1)[:, heads]).reshape(-1)
 
 
 def written(hybrid: HybridShape, num_layers: int) -> dict[str, int]:
@@ -181,6 +265,4 @@ def _interval(hybrid: HybridShape, num_layers: int) -> int | None:
 
 def not_in_gguf(hybrid: HybridShape, num_layers: int) -> str | None:
     """Why a GGUF file cannot state a model."""
-    if not hybrid.as_gguf:
-        return "a delta net as folders have it: its value heads are in another order there"
     return None if _interval(hybrid, num_layers) else "layers with attention in other places than every few layers"

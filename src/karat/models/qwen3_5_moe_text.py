@@ -82,6 +82,7 @@ GGUF: GgufForm[Qwen35MoeConfig] = GgufForm(
     own_keys=hybrids.OWN_KEYS,
     turns_part=True,
     own_config=_own_config,
+    as_stored=lambda config, weight: hybrids.as_stored(config.hybrid, weight),
     written=lambda config: hybrids.written(config.hybrid, config.num_layers),
     not_in_gguf=lambda config: hybrids.not_in_gguf(config.hybrid, config.num_layers),
 )

@@ -65,6 +65,7 @@ GGUF: GgufForm[Qwen35Config] = GgufForm(
     own_keys=hybrids.OWN_KEYS,
     turns_part=True,
     own_config=lambda metadata, _: hybrids.own_config(metadata, "qwen35"),
+    as_stored=lambda config, weight: hybrids.as_stored(config.hybrid, weight),
     written=lambda config: hybrids.written(config.hybrid, config.num_layers),
     not_in_gguf=lambda config: hybrids.not_in_gguf(config.hybrid, config.num_layers),
 )

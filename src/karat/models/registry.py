@@ -131,7 +131,7 @@ def _read(raw: Mapping[str, object]) -> tuple[ModelConfig, ConfigReader]:
 def find_weights(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Weight]:
     """The weight of every tensor that the model needs. None is read. CheckpointError unless all fit exactly."""
     tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_word_embeddings else {}
-    return assign(weight_specs(config), checkpoint, tied=tied)
+    return assign(weight_specs(config), checkpoint, tied=tied, grouped=FAMILIES[config.model_type].joins(config))
 
 
 def build(

@@ -149,6 +149,7 @@ def write_model(
         "mixtral": "llama",
         "qwen3_5_moe_text": "qwen35moe",
         "qwen3_5_text": "qwen35",
+        "qwen3_next": "qwen3next",
     }
     arch = named.get(family, family).replace("_moe", "moe")
     is_paired = arch in ("granite", "llama", "mistral3", "smollm3")
@@ -200,7 +201,13 @@ def write_model(
         writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
         writer.add_full_attention_interval(config["full_attention_interval"])
         writer.add_rope_dimension_sections([1, 1, 1, 0])
-        weights = {name: hybrid(name, weight, config) for name, weight in weights.items()}
+        if types := config.get("layer_types"):
+            writer.add_array(f"{arch}.attention.recurrent_layers", [kind == "linear_attention" for kind in types])
+        weights = {
+            new_name: hybrid(new_name, new, config)
+            for name, weight in weights.items()
+            for new_name, new in parted(name, weight, config)
+        }
     if num_experts := config.get("num_experts", config.get("num_local_experts")):
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
@@ -243,6 +250,19 @@ def rotary_part(config: Mapping[str, Any]) -> float:
     return float(config["rope_parameters"].get("partial_rotary_factor", default))
 
 
+def parted(
+    name: str, weight: NDArray[np.float32], config: Mapping[str, Any]
+) -> Iterable[tuple[str, NDArray[np.float32]]]:
+    """in_proj_qkvz as llama.cpp's converter takes it apart; other weights as they are."""
+    if "in_proj_qkvz" not in name:
+        return [(name, weight)]
+    heads, values = config["linear_num_key_heads"], config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    sizes = [config["linear_key_head_dim"]] * 2 + [values // heads] * 2
+    groups = weight.reshape(heads, sum(sizes), -1)
+    q, k, v, z = (each.reshape(-1, weight.shape[1]) for each in np.split(groups, np.cumsum(sizes)[:-1], axis=1))
+    return [(name.replace("qkvz", "qkv"), np.concatenate((q, k, v))), (name.replace("qkvz", "z"), z)]
+
+
 def hybrid(name: str, weight: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:
     """A weight of a model with delta nets, as llama.cpp's converter makes it.
 
@@ -254,7 +274,8 @@ def hybrid(name: str, weight: NDArray[np.float32], config: Mapping[str, Any]) ->
     if ".linear_attn." not in name or name.endswith("norm.weight"):
         return weight
     part, key_heads = name.rpartition(".linear_attn.")[2], config["linear_num_key_heads"]
-    order = np.arange(config["linear_num_value_heads"]).reshape(key_heads, -1).T.reshape(-1)
+    order = np.arange(config["linear_num_value_heads"])
+    order = order if config["model_type"] == "qwen3_next" else order.reshape(key_heads, -1).T.reshape(-1)
     size = config["linear_value_head_dim"]
     rows = (order[:, None] * size + np.arange(size)).reshape(-1)
     keys = 2 * key_heads * config["linear_key_head_dim"]
@@ -263,6 +284,8 @@ def hybrid(name: str, weight: NDArray[np.float32], config: Mapping[str, Any]) ->
             return -np.exp(weight.astype(np.float64)).astype(np.float32)[order]
         case "dt_bias" | "in_proj_a.weight" | "in_proj_b.weight":
             return weight[order]
+        case "in_proj_ba.weight":
+            return weight
         case "in_proj_z.weight":
             return weight[rows]
         case "in_proj_qkv.weight":

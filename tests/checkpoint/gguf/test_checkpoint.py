@@ -49,7 +49,7 @@ from tests.checkpoint.gguf.builders import (
 from tests.support.calls import count_calls
 from tests.support.drawn import examples
 
-HYBRIDS = ("qwen3_5_moe_text", "qwen3_5_text")  # files do not store what folders do
+HYBRIDS = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")  # files do not store what folders do
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 F32_TYPE = np.dtype(np.float32)
 
@@ -198,6 +198,8 @@ class TestSameModel:
     def test_logits_where_weights_are_stored_otherwise(self, family: str, seed: int, tmp_path: Path) -> None:
         """Tiled value heads, norms with 1 + weight, rates without logarithm: in float64 the folder's model.
 
+        Some files state which layers are delta nets, the others every how many layers there is another.
+
         Rates and sums are rounded to float32 in the file: 6e-8 each, of which some hundred add up.
         """
         pytest.importorskip("torch", exc_type=ImportError)
@@ -206,7 +208,13 @@ class TestSameModel:
         rng = random.Random(f"{family} {seed}")
         raw = random_models.draw_config(rng, family, "default")
         raw |= {"full_attention_interval": rng.choice([1, 2, 3])}
-        raw.pop("layer_types", None)
+        for key in ("layer_types", "mlp_only_layers", "decoder_sparse_step"):
+            raw.pop(key, None)
+        if seed % 2 == 0:
+            kinds = ["full_attention", "linear_attention", "full_attention"]
+            raw |= {"num_hidden_layers": len(kinds), "layer_types": kinds}
+        if "norm_topk_prob" in raw:
+            raw["norm_topk_prob"] = True
         raw["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4} | {
             key: raw["rope_parameters"][key] for key in ("partial_rotary_factor",) if key in raw["rope_parameters"]
         }

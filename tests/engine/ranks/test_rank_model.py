@@ -41,6 +41,7 @@ OTHER_RULES = (
     "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_moe",
+    "qwen3_next",
 )
 DEGREES = (2, 4, 8)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint.gguf.values import GgufArray, Metadata
+from karat.checkpoint.weights import Weight
 from karat.config import ModelConfig
 
 C = TypeVar("C", bound=ModelConfig)
@@ -81,6 +82,7 @@ class GgufForm(Generic[C]):
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
     doubt: a warning for a file that another family of the architecture claims but that looks like this family's.
     finer_values: whether mixes of 3 and 4 bits store V in 5 bits, as llama.cpp does where 8 heads share a KV head.
+    as_stored: a weight of a model of this config as the file has it, where that is not as folders have it.
     without_values: the layers that have no V, by their numbers.
     not_in_gguf: why a file cannot state a model of this config; None if it can.
     not_in_llama_cpp: why llama.cpp (llama-cpp-python 0.3.36) does not load a model of this config; None if it does.
@@ -110,6 +112,7 @@ class GgufForm(Generic[C]):
     own_config: Callable[[Metadata, Collection[str]], Mapping[str, Any]] = lambda *_: {}
     doubt: Callable[[Metadata], str | None] = lambda _: None
     finer_values: Callable[[C], bool] = lambda _: False
+    as_stored: Callable[[C, Weight], Weight] = lambda _, weight: weight
     without_values: Callable[[C], tuple[int, ...]] = lambda _: ()
     not_in_gguf: Callable[[C], str | None] = lambda _: None
     not_in_llama_cpp: Callable[[C], str | None] = lambda _: None
