@@ -34,6 +34,7 @@ from tools.zoo.faults_linear import (
     tie_ignored,
     tie_wrong,
     transposed,
+    weight_missing,
 )
 from tools.zoo.faults_norm import (
     embed_row,
@@ -138,6 +139,7 @@ ROWS: tuple[Row, ...] = (
     Row("shard-dim", shard_dim, {"changes": {"intermediate_size": 64}}),
     Row("reduce-missing", reduce_missing, {"changes": {"intermediate_size": 64}}),
     Row("reduce-mean", reduce_mean, {"changes": {"intermediate_size": 64}}),
+    Row("weight-missing", weight_missing, {}),
     Row("qkv-split", qkv_split, {}),
     Row("gate-up-swapped", gate_up_swapped, {}),
     Row("activation", activation, {}),

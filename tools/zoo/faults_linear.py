@@ -86,6 +86,13 @@ def reduce_missing(subject: Subject, stack: ExitStack) -> bool:
     return _reduced(subject, subject.rng.choice(["first-only", "last-only", "twice"]))
 
 
+def weight_missing(subject: Subject, stack: ExitStack) -> None:
+    """A matrix that nobody filled, in all layers."""
+    name = subject.rng.choice(["q", "k", "v", "o", "gate", "up", "down"])
+    for layer in layers(subject):
+        linears(layer)[name].weight.data.zero_()
+
+
 def reduce_mean(subject: Subject, stack: ExitStack) -> bool:
     return _reduced(subject, "mean")
 

@@ -19,7 +19,7 @@ from karat.check.diagnosis.narrow import narrow
 from karat.check.diagnosis.pairs import beside, pairs
 from karat.check.diagnosis.parted import Parted, degrees
 from karat.check.diagnosis.proposals import Proposals, Scope, frozen
-from karat.check.diagnosis.searched import from_where_it_begins, of_each, same_by_factor, searched
+from karat.check.diagnosis.searched import from_where_it_begins, of_each, same_by_factor, same_by_zeros, searched
 from karat.check.diagnosis.verdict import BugExplanation
 from karat.check.mistakes.catalogue import Variant
 from karat.check.mistakes.enumerate import Enumeration
@@ -202,7 +202,7 @@ class Explainer:
             return list(self._all_of(finding, list(singles)))
         found = list(self._all_of(finding, [variant for variant in singles if variant.bug != _LAST]))
         named = [variant for e in found for variant in e.variants]
-        others = same_by_factor(self.replay, finding, named)
+        others = [*same_by_factor(self.replay, finding, named), *same_by_zeros(self.replay, finding, named)]
         return found + [e for variant in others if (e := self.attempt(finding, (variant,)))]
 
     def _from_where_it_begins(self, finding: Finding) -> Iterator[BugExplanation]:
@@ -236,7 +236,9 @@ class Explainer:
     def _in_one_layer(self, finding: Finding) -> list[BugExplanation]:
         """Mistakes of one of several layers."""
         singles = self.proposals.singles(finding.segment, finding.name, "one layer")
-        return list(self._all_of(finding, [variant for variant in singles if variant.bug != _LAST]))
+        found = list(self._all_of(finding, [variant for variant in singles if variant.bug != _LAST]))
+        others = same_by_zeros(self.replay, finding, [variant for e in found for variant in e.variants])
+        return found + [e for variant in others if (e := self.attempt(finding, (variant,)))]
 
     def _in_rows(self, scope: Scope) -> Search:
         """Mistakes of several ops in the steps or sequences that are wrong."""

@@ -78,8 +78,8 @@ class Parted:
         if self.wrong.all() and not is_by_inputs(node):
             return
         for variant in variants:
-            if any(params.get("factor") == 0 or "input_part" in params for params in variant.edits.values()):
-                continue  # zeros, and what is of one rank already
+            if any(params.get("factor") == 0 for params in variant.edits.values()):
+                continue  # zeros
             if not is_by_inputs(node) or not all("effective" in p or "weight" in p for p in variant.edits.values()):
                 yield from self._of(variant)
                 continue
@@ -95,6 +95,13 @@ class Parted:
         if node.kind == "rope" and recorded.present is None and not wrong.all():
             inputs = [self.replay.value(source) for source in node.inputs]
             yield from fits(node, inputs, recorded.values, self.replay.context, wrong)
+        if node.kind == "scores" and not self.wrong.all():
+            with np.errstate(all="ignore"):
+                factors = (recorded.values / self._right)[self.wrong & np.isfinite(self._right)]
+            if len(factors) and np.isfinite(factor := float(np.median(factors))):
+                right = node.params["scale"]
+                detail = f"multiplied by {factor * right:.6g} instead of {right:.6g}"
+                yield Variant("scale-wrong", detail, {node.name: {"scale": factor * right}}, fitted=True)
 
     def caches(self) -> Iterator[Variant]:
         """A cache of another type than is stated, and slots of it that hold other keys."""

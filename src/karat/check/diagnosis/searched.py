@@ -13,6 +13,9 @@ import numpy as np
 
 from karat.check.diagnosis.budget import SearchBudget
 from karat.check.mistakes.catalogue import Variant
+from karat.check.mistakes.linear import zeros
+from karat.check.mistakes.part import Part
+from karat.check.mistakes.parts import within
 from karat.check.model.graph import Edits, Node
 from karat.check.replay.distances import distance
 from karat.check.replay.finding import LIMIT, Finding
@@ -131,6 +134,19 @@ def same_by_factor(replay: Replay, finding: Finding, mistakes: Iterable[Variant]
                 yield _scaled(node.inputs[0], (node.params["eps"] / params["eps"]) ** 0.5)
             elif node.kind == "add" and params.keys() == {"factors"} and (factor := params["factors"][0]) not in (0, 1):
                 yield _scaled(node.inputs[0], float(factor))
+
+
+def same_by_zeros(replay: Replay, finding: Finding, mistakes: Iterable[Variant]) -> Iterator[Variant]:
+    """Weights of v that are zeros on a rank, where these mistakes leave out what that rank adds to o_proj."""
+    graph = replay.graph
+    for mistake in mistakes:
+        for name, params in mistake.edits.items():
+            node, (rank, degree) = graph.nodes[name], params.get("input_part", (0, 0))
+            values = graph.by_role.get((node.layer, "self_attn.v_proj"))
+            if degree == 2 and node.role == "self_attn.o_proj" and values and values.name in finding.segment:
+                of_zeros = Variant("weight-missing", "self_attn.v_proj: zeros", {values.name: zeros(values)})
+                if variant := within(of_zeros, Part((1 - rank, degree)), graph):
+                    yield variant
 
 
 def _scaled(embedding: str, factor: float) -> Variant:

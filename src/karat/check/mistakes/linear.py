@@ -46,6 +46,9 @@ BUGS: Mapping[str, Bug] = {
         "partial sums are divided by the number of ranks",
         "all_reduce adds the ranks' parts (SUM), and takes no mean of them",
     ),
+    "weight-missing": Bug(
+        "a weight is zeros", "load it: a tensor, or a rank's part of it, that nobody filled stays as it was allocated"
+    ),
     "transposed": Bug(
         "the weight is read as [in, out] (row-major taken for column-major)",
         "weights are stored [out_features, in_features], row-major",
@@ -116,6 +119,12 @@ def input_part(product: Op[Product], a: Product, rank_of: tuple[int, int]) -> Ar
     return product(replace(a, x=np.where(is_mine, a.x, 0)))
 
 
+@mistake("linear", of=product, choices=(True,))
+def of_zeros(product: Op[Product], a: Product, _: bool) -> Array:
+    """The weight is zeros."""
+    return np.zeros_like(product(a))
+
+
 @mistake("linear", of=product)
 def elements(product: Op[Product], a: Product, changes: Sequence[tuple[int, int, float]]) -> Array:
     """Some elements of the weight are other numbers: (row, column, by how much)."""
@@ -178,6 +187,11 @@ def averaged(node: Node, ranks: int) -> Params:
     return {"output_factor": 1 / ranks} | ({"bias_factor": ranks} if node.params.get("bias") else {})
 
 
+def zeros(node: Node) -> Params:
+    """Neither weight nor bias is loaded."""
+    return {"of_zeros": True} | ({"bias_factor": 0} if node.params.get("bias") else {})
+
+
 def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
     weight, role = node.params["weight"], node.role
     out_features, in_features = scope.weights.shape(weight)
@@ -185,6 +199,10 @@ def linears(scope: Scope, node: Node) -> Iterator[tuple[str, str, Params]]:
         yield "bias-missing", "no bias", {"bias_factor": 0}
         for n in (2, 3, *DEGREES[1:]):
             yield "bias-times-tp", f"the bias is added {n} times", {"bias_factor": n}
+    if node.layer is not None:  # zeros as logits say nothing
+        yield "weight-missing", "zeros", zeros(node)
+        if node.params.get("bias"):
+            yield "weight-missing", "zeros beside its bias", {"of_zeros": True}
     for how in ("as columns", "as rows"):
         yield "transposed", f"read {how}", {"effective": Effective("transposed", (weight,), (how,))}
     yield from other_layers(scope, node)
