@@ -45,6 +45,11 @@ def drawn(schema: Any, seed: int, most: int = 300) -> str | None:
     return None
 
 
+def _alone(keywords: dict[str, st.SearchStrategy[Any]]) -> list[st.SearchStrategy[dict[str, Any]]]:
+    """Schemas of one keyword, which are those that can be kept to."""
+    return [st.fixed_dictionaries({name: value}) for name, value in keywords.items()]
+
+
 OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": False}
 KINDS: dict[str, Any] = {
     **OBJECT,
@@ -104,6 +109,13 @@ KEPT: dict[str, tuple[Any, list[Any], list[Any]]] = {  # a schema, answers of it
         [{"a": 1}, {"ka": "x"}],
     ),
     "short names": ({"type": "object", "propertyNames": {"maxLength": 2}}, [{"ab": 1}], [{"abc": 1}]),
+    "no names": ({"type": "object", "propertyNames": False}, [{}], [{"a": True}]),
+    "no names by type": ({"type": "object", "propertyNames": {"type": "integer"}}, [{}], [{"a": True}]),
+    "no names beside names": (
+        {"type": "object", "properties": {"a": {"type": "boolean"}}, "propertyNames": False},
+        [{}],
+        [{"a": True}],
+    ),
     "any names": ({"type": "object", "propertyNames": {"type": "string"}}, [{"ab": 1}], []),
     "a pattern that is a property": (
         {**OBJECT, "properties": {"s": {"type": "integer"}}, "patternProperties": {"^s$": {"minimum": 5}}},
@@ -192,6 +204,53 @@ def test_names_of_patterns_come_to_no_dead_end(
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
+TEXTS = st.sampled_from(["a", "b", "ab", "abc", "1", ""])
+KEYWORDS_OF_NAMES: dict[str, st.SearchStrategy[Any]] = {
+    "type": st.one_of(
+        st.sampled_from(["string", "integer", "null", "boolean", "object"]),
+        st.lists(st.sampled_from(["string", "integer", "null"]), min_size=1, unique=True),
+    ),
+    "enum": st.lists(st.one_of(TEXTS, st.sampled_from([1, None, True])), min_size=1, unique_by=repr),
+    "const": st.one_of(TEXTS, st.none(), st.integers(0, 1)),
+    "pattern": st.sampled_from(["^a", "b", "^[a-c]*$", "^$"]),
+    "minLength": st.integers(0, 3),
+    "maxLength": st.integers(0, 3),
+    "minimum": st.integers(0, 3),
+    "not": st.sampled_from([{"const": "a"}, {}, {"type": "string"}, False]),
+    "title": st.just("x"),
+    "anyOf": st.just([{"const": "a"}, {"pattern": "^b"}]),
+    "$ref": st.sampled_from(["#/$defs/never", "#/$defs/short", "#/$defs/none", "#", "#short", "other.json#/$defs"]),
+}
+
+
+@given(
+    st.one_of(st.booleans(), st.fixed_dictionaries({}, optional=KEYWORDS_OF_NAMES), *_alone(KEYWORDS_OF_NAMES)),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "properties": st.dictionaries(TEXTS, st.just({"type": "boolean"}), max_size=2),
+            "patternProperties": st.just({"^b": {"type": "null"}}),
+            "additionalProperties": st.sampled_from([True, False, {"type": "null"}]),
+            "required": st.lists(TEXTS, max_size=1),
+        },
+    ),
+    st.integers(0),
+)
+def test_names_keep_to_propertyNames_or_it_is_refused(names: Any, beside: Any, seed: int) -> None:  # noqa: N802
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    defs = {"$defs": {"never": False, "short": {"maxLength": 1}}}
+    schema = {"type": "object", "propertyNames": names, **beside, **defs}
+    try:
+        texts = [drawn(schema, seed + number, 60) for number in range(4)]
+    except RequestError as error:
+        told = str(error)
+        assert "propertyNames" in told or "patternProperties" in told or "required" in beside
+        return
+    judge = jsonschema.Draft202012Validator(schema)
+    for text in texts:
+        assert text is None or judge.is_valid(json.loads(text)), text
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -209,6 +268,9 @@ def test_names_of_patterns_come_to_no_dead_end(
         {"properties": {"a": {"enum": [1]}}, "if": {"properties": {"a": {"const": 1}}}, "then": {}},
         {"dependentRequired": {"a": ["b"]}},
         {"type": "object", "propertyNames": {"format": "date", "pattern": "a", "maxLength": 3}},
+        {"type": "object", "propertyNames": {"$ref": "#/nowhere"}},
+        {"type": "object", "propertyNames": {"type": "zork"}},
+        {"type": "object", "propertyNames": 5},
     ],
 )
 def test_what_no_grammar_keeps_to_is_refused_by_name(schema: Any) -> None:

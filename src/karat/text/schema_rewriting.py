@@ -21,6 +21,8 @@ FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid 
 MAX_WHOLE = 2**53  # the compiler reads numbers as float64, which has every integer up to this
 LEAST = -(2**63) + 1024  # the least integer that the compiler takes as a bound
 MAX_ARRANGED, MAX_CHOSEN = 4, 7  # unique items in any order, and in one order: 65 and 128 arrays
+NO_NAME: Mapping[str, Any] = {"enum": []}
+_SAY_NOTHING_OF_NAMES = ("type", "title", "description", "format")
 _CASE = ("if", "then", "else")
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
@@ -88,16 +90,22 @@ class _SchemaRewriting:
         return self._unique(schema)
 
     def _resolved(self, schema: object) -> Mapping[str, Any]:
-        """A schema, or what it refers to; nothing where that is not in the document."""
+        """A schema, or what it refers to; nothing where that is not in the document, or true or false."""
+        found = self._target(schema)
+        return found if isinstance(found, Mapping) else {}
+
+    def _target(self, schema: object) -> object:
+        """A schema, or what it refers to; None where that is not in the document."""
         for _ in range(8):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str) or len(schema) > 1:
                 break
-            found: Any = self._root
-            for step in schema["$ref"].removeprefix("#").split("/")[1:]:
+            start, *steps = schema["$ref"].split("/")
+            found: Any = self._root if start == "#" else None
+            for step in steps:
                 step = step.replace("~1", "/").replace("~0", "~")
                 found = found.get(step) if isinstance(found, Mapping) else None
             schema = found
-        return schema if isinstance(schema, Mapping) else {}
+        return schema
 
     def _values(self, schema: object) -> list[Any] | None:
         """The values of a schema that lists them."""
@@ -186,15 +194,16 @@ class _SchemaRewriting:
     def _name(self, schema: Schema) -> None:
         if "propertyNames" not in schema:
             return
-        wanted = self._resolved(schema.pop("propertyNames"))
-        keys = wanted.keys() - {"type", "title", "description", "format"}
+        wanted = self._wanted_of_names(schema.pop("propertyNames"))
+        keys = wanted.keys()
         value, own = schema.get("additionalProperties", True), schema.get("properties", {})
-        names = self._values(wanted)
-        if names is not None and keys <= {"enum", "const"} and "patternProperties" not in schema:
-            given = [name for name in names if isinstance(name, str)]
+        if keys and keys <= {"enum", "const"} and (wanted == NO_NAME or "patternProperties" not in schema):
+            names = wanted.get("enum", [wanted.get("const")])
+            given = [name for name in names if isinstance(name, str) and wanted.get("const", name) == name]
             schema["properties"] = {n: each for n, each in own.items() if n in given}
             schema["properties"] |= {name: value for name in given if name not in own and value is not False}
             schema["additionalProperties"] = False
+            schema.pop("patternProperties", None)
         elif keys and keys <= {"pattern", "minLength", "maxLength"} and "patternProperties" not in schema:
             expression = wanted.get("pattern")
             if expression is None or keys > {"pattern"}:
@@ -210,6 +219,21 @@ class _SchemaRewriting:
             schema |= {"patternProperties": {expression: value}, "additionalProperties": False}
         elif keys:
             raise _UnkeptError("propertyNames", "of an enum, a pattern or lengths it can; give one of them")
+
+    def _wanted_of_names(self, given: object) -> Mapping[str, Any]:
+        """The keywords that a name, which is a text, is to keep to; those of NO_NAME where it cannot."""
+        wanted = self._target(given)
+        if isinstance(wanted, bool):
+            return {} if wanted else NO_NAME
+        types = wanted.get("type", "string") if isinstance(wanted, Mapping) else None
+        types = [types] if isinstance(types, str) else types
+        if not isinstance(wanted, Mapping) or not isinstance(types, list):
+            raise _UnkeptError("propertyNames", "it is no schema of this document; give it one")
+        if not all(isinstance(name, str) and name in (*_TYPES, "integer") for name in types):
+            raise _UnkeptError("propertyNames", f"its type is {shown(wanted['type'])}; take string")
+        if "string" not in types:
+            return NO_NAME
+        return {name: value for name, value in wanted.items() if name not in _SAY_NOTHING_OF_NAMES}
 
     def _empty(self, schema: Schema) -> None:
         """A pattern whose names are all among the others' would be asked for a name that there is not."""
