@@ -15,8 +15,10 @@ import pytest
 
 from karat import LLM
 from karat.receipts import Receipt, read_receipt
+from karat.server.errors import ApiError
 from karat.server.receipt_requests import chats_of
 from karat.text.tools.dialect import Dialect
+from karat.text.tools.registry import FORMATS
 from tests.receipts.keys import PUBLIC, SECRET, pem
 from tests.server.conftest import Running
 
@@ -189,11 +191,13 @@ def test_a_whole_receipt_is_compared_with_the_request_too(server: Running) -> No
 def test_digests_of_a_request_with_tools_and_effort() -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     asked = {"messages": MESSAGES, "tools": [tool], "reasoning_effort": "high"}
-    dialect = Dialect(knows_tools=True, variables=frozenset({"reasoning_effort"}))
+    dialect = Dialect(knows_tools=True, form=FORMATS["hermes"], variables=frozenset({"reasoning_effort"}))
     (messages, options), _ = chats_of(asked, dialect)
     assert messages[0]["content"] == MESSAGES[0]["content"]
     assert options["tools"][0]["function"]["name"] == "look" and options["chat_template_kwargs"]
     assert options["chat_template_kwargs"]["reasoning_effort"] == "high"
+    with pytest.raises(ApiError, match="no place for tools"):
+        next(chats_of(asked, Dialect()))
 
 
 @pytest.mark.parametrize(

@@ -277,13 +277,16 @@ def test_the_same_request_has_the_same_tokens_however_it_is_asked(scripted: Runn
     with LLM(write_scripted(tmp_path, HERMES), max_model_len=4096) as llm:
         Scripted(llm)
         for said in (call(arguments='{"city": 5}'), f"Hm. {call('other')}", f"{call()}\n{call()}"):
-            for choice in ("auto", "required"):
-                body = chat_body(said, tool_choice=choice)
-                prompt = llm.chat_prompt(body["messages"], tools=body["tools"])
+            for choice in ("auto", "required", "none", "clock"):
+                named = {"type": "function", "function": {"name": "clock"}}
+                body = chat_body(said, tool_choice=named if choice == "clock" else choice)
+                prompt = llm.chat_prompt(body["messages"], tools=body["tools"], tool_choice=choice)
                 params = llm.tool_params(prompt, body["tools"], greedy, tool_choice=choice)
                 (output,) = llm.generate(prompt, params)
                 body |= {"temperature": 0, "max_tokens": 300, "return_token_ids": True}
-                answer = scripted.ask(CHAT, body).json["choices"][0]
+                whole = scripted.ask(CHAT, body).json
+                answer = whole["choices"][0]
+                assert whole["prompt_token_ids"] == list(prompt.token_ids)
                 assert answer["token_ids"] == list(output.outputs[0].token_ids)
 
 

@@ -356,6 +356,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Message] | None = None,
+        tool_choice: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         now: datetime | None = None,
@@ -370,6 +371,7 @@ class AsyncLLM:
         prompt = await self.render(
             messages,
             tools=tools,
+            tool_choice=tool_choice,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             now=now,
@@ -383,6 +385,7 @@ class AsyncLLM:
         messages: Sequence[Message],
         *,
         tools: Sequence[Message] | None = None,
+        tool_choice: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         now: datetime | None = None,
@@ -392,7 +395,13 @@ class AsyncLLM:
         """One conversation as `LLM.chat_prompt` renders it: text and token ids, which `stream` and `generate` take."""
         self._engine.attach()
         options = chat_options(
-            tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
+            tools,
+            tool_choice,
+            add_generation_prompt,
+            now,
+            chat_template_kwargs,
+            sanitize_control_tokens,
+            continue_final_message,
         )
         return await self._opener.in_thread(self._maker.chat_prompt, messages, options)
 

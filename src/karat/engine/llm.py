@@ -303,6 +303,7 @@ class LLM:
         *,
         use_tqdm: bool | None = None,
         tools: Sequence[Message] | None = None,
+        tool_choice: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         now: datetime | None = None,
@@ -320,17 +321,26 @@ class LLM:
         add_generation_prompt=False, as in vLLM) the model goes on with the last message. A control token such as
         <|im_end|> that a message spells becomes that token, as in transformers. With sanitize_control_tokens, for
         untrusted text, it stays text (the output's prompt shows both alike, its prompt_token_ids do not).
-        sampling_params, use_tqdm, priority and receipt are as in `generate`.
+        sampling_params, use_tqdm, priority and receipt are as in `generate`. tool_choice decides, as over HTTP, which
+        tools the model is shown: "auto" and "required" all, "none" none, a name this one alone. What the answer keeps
+        to is decided by `tool_params`, of the prompt of `chat_prompt`.
 
-        Raises RequestError for anything but conversations of text, TemplateError if there is no template or if it
-        refuses the conversation, and the errors of `generate`.
+        Raises RequestError for anything but conversations of text and for a tool_choice that names no tool, UsageError
+        for tools that the template has no place for, TemplateError if there is no template or if it refuses the
+        conversation, and the errors of `generate`.
         """
         refuse("chat", others, LLM.chat)
         self._shared.require_open()
         conversations = conversations_in(messages)
         all_params = self._maker.params_for(len(conversations), sampling_params)
         options = chat_options(
-            tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
+            tools,
+            tool_choice,
+            add_generation_prompt,
+            now,
+            chat_template_kwargs,
+            sanitize_control_tokens,
+            continue_final_message,
         )
         priorities = self._maker.priorities_for(len(conversations), priority)
         requests = [
@@ -367,6 +377,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         tools: Sequence[Message] | None = None,
+        tool_choice: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         now: datetime | None = None,
@@ -381,7 +392,13 @@ class LLM:
         self._shared.require_open()
         params = self._maker.params_for(1, sampling_params)[0]
         options = chat_options(
-            tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
+            tools,
+            tool_choice,
+            add_generation_prompt,
+            now,
+            chat_template_kwargs,
+            sanitize_control_tokens,
+            continue_final_message,
         )
         request = self._request(self._maker.chat_prompt(messages, options), params, priority=priority)
         return self._shared.stream(request, on_prompt)
@@ -464,6 +481,7 @@ class LLM:
         messages: Sequence[Message],
         *,
         tools: Sequence[Message] | None = None,
+        tool_choice: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         now: datetime | None = None,
@@ -473,11 +491,18 @@ class LLM:
     ) -> ChatPrompt:
         """One conversation as `chat` gives it to the model, to be shown or counted: text and token_ids.
 
-        `generate` and `stream` answer it as `chat` and `stream_chat` do, without rendering it again.
+        `generate` and `stream` answer it as `chat` and `stream_chat` do, without rendering it again. With tool_choice
+        the model is shown the tools of that choice, which is to be given to `tool_params` too.
         """
         refuse("chat_prompt", others, LLM.chat_prompt)
         options = chat_options(
-            tools, add_generation_prompt, now, chat_template_kwargs, sanitize_control_tokens, continue_final_message
+            tools,
+            tool_choice,
+            add_generation_prompt,
+            now,
+            chat_template_kwargs,
+            sanitize_control_tokens,
+            continue_final_message,
         )
         return self._maker.chat_prompt(messages, options)
 
@@ -492,10 +517,12 @@ class LLM:
     ) -> SamplingParams:
         """Sampling under which the answer to `prompt` (of `chat_prompt`) calls tools, in the model's own format.
 
-        `tools` are in OpenAI's form. tool_choice: "required"; the name of a tool, which is called once; or "auto", for
-        text that may have calls, or, if the sampling has structured_outputs, for either calls or an answer of that
-        form. Calls that must come, and those of tools that are `strict`, keep to the schemas of their tools. Without
-        parallel_tool_calls there is one call at most. The same as over HTTP, token for token. Raises RequestError.
+        `tools` are in OpenAI's form. tool_choice: "required"; "none", for no calls; the name of a tool, which is called
+        once; or "auto", for text that may have calls, or, if the sampling has structured_outputs, for either calls or
+        an answer of that form. Calls that must come, and those of tools that are `strict`, keep to the schemas of their
+        tools. Without parallel_tool_calls there is one call at most. The same as over HTTP, token for token, if
+        `prompt` is of the same tools and tool_choice. Raises RequestError, and UsageError for tools that the chat
+        template has no place for.
         """
         from karat.engine.requests.tool_calls import calling
 

@@ -40,10 +40,11 @@ def chats_of(
     for protocol in protocols:
         try:
             chat = protocol.read(judge(asked, protocol.fields))
+            assert isinstance(chat, ChatRequest)
+            chat.tools.check(dialect)
         except ApiError as fault:
             faults.append(fault)
             continue
-        assert isinstance(chat, ChatRequest)
         variables, _ = with_efforts(chat.variables, chat.efforts, dialect)
         for sanitize in (True, False):
             yield chat.messages, chat.rendering(variables) | {"sanitize_control_tokens": sanitize}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.errors import RequestError
+from karat.errors import RequestError, UsageError
 from karat.text.tools.events import ParsedAnswer, ToolCall
 from tests.engine.tiny import write_model
 from tests.support.scripted import Scripted, script, write_scripted
@@ -120,8 +120,35 @@ def test_what_is_refused(llm: LLM, tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match=words):
             llm.tool_params(prompt, **wrong)
-    with LLM(write_model(tmp_path)) as other, pytest.raises(RequestError, match="chat template"):
+    with LLM(write_model(tmp_path)) as other, pytest.raises(UsageError, match="chat template"):
         other.tool_params(other.chat_prompt([{"role": "user", "content": "a"}]), TOOLS)
+
+
+def test_tools_that_the_template_has_no_place_for_are_refused(tmp_path: Path) -> None:
+    messages, words = [{"role": "user", "content": "a"}], "the model's chat template has no place for tools"
+    with LLM(write_model(tmp_path)) as llm:
+        for ask in (llm.chat, llm.chat_prompt, llm.stream_chat):
+            with pytest.raises(UsageError, match=words) as refused:
+                ask(messages, tools=TOOLS)
+            assert refused.value.param == "tools"
+            with pytest.raises(UsageError, match=words):
+                ask(messages, tools=TOOLS, tool_choice="clock")
+        prompt = llm.chat_prompt(messages, tools=TOOLS, tool_choice="none")
+        assert prompt == llm.chat_prompt(messages, tools=[]) == llm.chat_prompt(messages)
+        greedy = SamplingParams(temperature=0)
+        assert llm.tool_params(prompt, TOOLS, greedy, tool_choice="none") == greedy
+
+
+def test_the_model_is_shown_the_tools_of_the_choice(llm: LLM) -> None:
+    for choice, seen in (("auto", TOOLS), ("required", TOOLS), ("clock", TOOLS[1:]), ("none", None)):
+        prompt = llm.chat_prompt(said("a"), tools=TOOLS, tool_choice=choice)
+        assert prompt == llm.chat_prompt(said("a"), tools=seen)
+        (output,) = llm.chat(said("a"), SamplingParams(max_tokens=1), tools=TOOLS, tool_choice=choice)
+        assert output.prompt == prompt.text
+    with pytest.raises(RequestError, match="tool_choice names 'other'"):
+        llm.chat_prompt(said("a"), tools=TOOLS, tool_choice="other")
+    with pytest.raises(RequestError, match="there are no tools"):
+        llm.chat_prompt(said("a"), tool_choice="required")
 
 
 def test_calls_and_results_go_back(llm: LLM) -> None:

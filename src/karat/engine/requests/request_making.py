@@ -151,6 +151,7 @@ class RequestMaker:
         if later or any(message.get("tool_calls") or message.get("tool_call_id") for message in plain):
             plain = self.dialect.shown(plain)
         if tools := variables.get("tools"):
+            self.dialect.require_tools(read=False)
             variables = {**variables, "tools": self.dialect.described(tools)}
         if not self._with_cache_points:
             return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)
@@ -269,13 +270,21 @@ def _of_mapping(prompt: Mapping[str, Any]) -> str | Sequence[int]:
 
 def chat_options(
     tools: Sequence[Message] | None,
+    tool_choice: str,
     add_generation_prompt: bool,
     now: datetime | None,
     variables: Mapping[str, Any] | None,
     sanitize_control_tokens: bool,
     continue_final_message: bool,
 ) -> dict[str, Any]:
-    """The `variables` of `RequestMaker.chat_prompt`. A `now` of None is the clock."""
+    """The `variables` of `RequestMaker.chat_prompt`. A `now` of None is the clock.
+
+    RequestError for a `tool_choice` that cannot be kept to.
+    """
+    if tool_choice != "auto":
+        from karat.engine.requests.tool_calls import tools_shown  # most conversations have no tools
+
+        tools = tools_shown(tools or (), tool_choice)
     options = {
         "tools": tools,
         "add_generation_prompt": add_generation_prompt,

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from karat.errors import RequestError
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.request import SamplingParams, shown
 from karat.text import ChatPrompt, Tokenizer
-from karat.text.tools.calling import Calling, Offer
+from karat.text.tools.calling import Calling, Mode, Offer, names_shown
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.events import ParsedAnswer
 from karat.text.tools.parser import AnswerParser
@@ -25,20 +25,27 @@ def calling(
 ) -> SamplingParams:
     """`params` for an answer that calls tools, as `Calling` has it; their form is that of answers that are no calls.
 
-    RequestError for a template without tools or in no known form, and for other tools.
+    UsageError for a template without tools or in no known form, RequestError for other tools.
     """
-    mode: Any = tool_choice if tool_choice in ("auto", "required") else (tool_choice,)
+    mode = _mode(tool_choice)
     chosen = Calling.chosen([_offer(tool) for tool in tools], mode, parallel=parallel_tool_calls)
-    if not chosen.offers:
-        raise RequestError(f"tool_choice={shown(tool_choice)} with no tools; give some", param="tool_choice")
-    if not dialect.knows_tools or dialect.form is None:
-        raise RequestError(
-            "tools: the model's chat template tells of none in a form that Karat reads; use another model",
-            param="tools",
-        )
+    if mode != "none":
+        if not chosen.offers:
+            raise RequestError(f"tool_choice={shown(tool_choice)} with no tools; give some", param="tool_choice")
+        dialect.require_tools(read=True)
+    elif params.structured_outputs is not None and not dialect.in_channels:
+        return params  # all of the answer has the form
     form = chosen.structured(dialect, prompt.text, params.structured_outputs)
     shows_special = chosen.shows_marks(dialect) or not params.skip_special_tokens
     return replace(params, structured_outputs=form, skip_special_tokens=not shows_special)
+
+
+def tools_shown(tools: Sequence[Mapping[str, Any]], tool_choice: str) -> list[Mapping[str, Any]] | None:
+    """The tools that the model is shown, None where there are none. RequestError for a wrong choice."""
+    mode, offers = _mode(tool_choice), [_offer(tool) for tool in tools]
+    Calling.chosen(offers, mode, parallel=True)
+    names = names_shown([offer.name for offer in offers], mode)
+    return [tool for tool, offer in zip(tools, offers, strict=True) if offer.name in names] or None
 
 
 def parsed(
@@ -73,6 +80,10 @@ def _text(choice: CompletionOutput, dialect: Dialect, tokenizer: Tokenizer) -> s
     if ids and choice.finish_reason == "stop" and ids[-1] == choice.stop_reason:
         ids = ids[:-1]
     return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _mode(tool_choice: str) -> Mode | tuple[str]:
+    return tool_choice if tool_choice in get_args(Mode) else (tool_choice,)  # type: ignore[return-value]
 
 
 def _offer(tool: Mapping[str, Any]) -> Offer:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from karat.engine.requests.passed import SEEN_IN_TOOLS, Passed
-from karat.errors import RequestError
+from karat.errors import RequestError, UsageError
 from karat.request import StructuredOutputs, shown
 from karat.server.errors import ApiError, invalid
-from karat.text.tools.calling import Calling, Mode, Offer
+from karat.text.tools.calling import Calling, Mode, Offer, names_shown
 from karat.text.tools.dialect import Dialect
 
 _MAX_NAMED = 64
@@ -57,18 +57,10 @@ class Tools:
         """ApiError 400 where the model, by its template, can be told of no tools or calls them in no known form."""
         if not self.functions:
             return
-        if not dialect.knows_tools:
-            text = (
-                "tools: the model's chat template has no place for tools; use another model, a template that has one "
-                "(karat serve --chat-template FILE), or tool_choice none"
-            )
-            raise invalid("tools", text, "unsupported_field")
-        if dialect.form is None:
-            text = (
-                "tools: the model's chat template writes calls in a form that Karat does not read; use another model, "
-                "or tool_choice none"
-            )
-            raise invalid("tools", text, "unsupported_field")
+        try:
+            dialect.require_tools(read=True)
+        except UsageError as error:
+            raise invalid("tools", str(error), "unsupported_field") from error
 
     def structured(self, dialect: Dialect, prompt: str, answer: StructuredOutputs | None) -> StructuredOutputs | None:
         """As `Calling.structured`; ApiError 400 for schemas that cannot be kept to."""
@@ -108,9 +100,8 @@ def chosen(
         raise invalid("tool_choice", str(error)) from error
     if choice == "none" or not calling.offers:
         return Tools(dropped=_named([*(f"tools.{name}" for name in names), *others]))
-    if isinstance(choice, tuple):
-        functions = [function for function in functions if function.name in choice]
-    return Tools(tuple(functions), calling, _named(others))
+    seen = names_shown(names, choice)
+    return Tools(tuple(each for each in functions if each.name in seen), calling, _named(others))
 
 
 def _named(names: Sequence[str]) -> tuple[str, ...]:

@@ -122,5 +122,12 @@ class Calling:
         return dialect.hides_marks and (dialect.reasons or bool(self.offers))
 
 
+def names_shown(names: Sequence[str], choice: Mode | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the tools that the model is shown: all, or the one that is named, or none."""
+    if choice == "none":
+        return ()
+    return tuple(name for name in names if not isinstance(choice, tuple) or name in choice)
+
+
 def _of(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer, ...]:
     return tuple(offer for offer in offers if names is None or offer.name in names)

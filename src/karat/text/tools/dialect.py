@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from karat.errors import TemplateError
+from karat.errors import TemplateError, UsageError
 from karat.text.chat_prompt import REASONING
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.format import ToolFormat
@@ -60,6 +60,21 @@ class Dialect:
     text_or_reasoning: bool = False
     one_system: bool = False
     needs_descriptions: bool = False
+
+    def require_tools(self, *, read: bool) -> None:
+        """UsageError if the template tells of no tools or, where calls are to be `read`, has no known form of them."""
+        if not self.knows_tools:
+            raise UsageError(
+                "tools: the model's chat template has no place for tools; use another model, a template that has one "
+                "(--chat-template FILE, LLM(chat_template=…)), or tool_choice none",
+                param="tools",
+            )
+        if read and self.form is None:
+            raise UsageError(
+                "tools: the model's chat template writes calls in a form that Karat does not read; use another model, "
+                "or tool_choice none",
+                param="tools",
+            )
 
     @property
     def in_channels(self) -> bool:
