@@ -57,9 +57,33 @@ def test_every_bug_moves_the_logits(bug, folder: Path) -> None:
     assert effect(run, right) >= VISIBLE
 
 
-@pytest.mark.parametrize("name", ["rank1-k-bias", "head-shards-swapped"])
+# Those that had no name, or a wrong one, when they were counted first.
+MENDED = (
+    "cache-bf16",
+    "decode-attention-bf16",
+    "decode-skips-last-layer",
+    "down-fp16",
+    "down-not-reduced-decode",
+    "norm-in-bf16",
+    "rank1-v-zero",
+    "rank3-scale-of-whole",
+    "reduce-bf16",
+)
+
+
+@pytest.mark.drawn(4)
+@pytest.mark.parametrize("name", ["rank1-k-bias", "head-shards-swapped", *MENDED])
 def test_a_bug_is_diagnosed(name: str, folder: Path, tmp_path: Path) -> None:
     bug = next(bug for bug in BUGS if bug.name == name)
     run_bug(bug, folder, 5).write(tmp_path / "engine.trace")
     answer, error, _ = diagnose(tmp_path / "engine.trace", folder / bug.model, 60)
     assert judge(EXPECTED[name], answer, error).outcome == RIGHT
+
+
+def test_zeros_of_v_on_a_rank_and_a_sum_without_it_are_one_in_layer_outputs(folder: Path, tmp_path: Path) -> None:
+    bug = next(bug for bug in BUGS if bug.name == "rank1-v-zero")
+    run_bug(bug, folder, 5, "layers").write(tmp_path / "engine.trace")
+    answer, _, _ = diagnose(tmp_path / "engine.trace", folder / bug.model, 60)
+    assert answer is not None
+    (named,) = answer["bugs"]
+    assert {name for names in named["classes"] for name in names} == {"reduce-missing", "weight-missing"}

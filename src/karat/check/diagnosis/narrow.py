@@ -5,7 +5,7 @@ error. Of another type, or of another place in the op, nearly none come out. Whe
 of a kind are tried at once, then those of each role.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,10 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.diagnosis.budget import SearchBudget
+from karat.check.diagnosis.parted import Parted, degrees
 from karat.check.diagnosis.verdict import BugExplanation
 from karat.check.mistakes.cache import TYPES, other_cache_text
 from karat.check.mistakes.catalogue import Variant
-from karat.check.mistakes.narrow import INSIDE, edits
+from karat.check.mistakes.linear import ROW_PARALLEL
+from karat.check.mistakes.narrow import IN_PART, INSIDE, OF_RANKS, edits
+from karat.check.mistakes.part import Part
+from karat.check.mistakes.parts import within
 from karat.check.model.graph import Edits, Node
 from karat.check.replay.distances import distance
 from karat.check.replay.finding import Array, Finding
@@ -28,6 +32,7 @@ Mask = NDArray[np.bool_]
 _TYPES: tuple[FloatName, ...] = ("bfloat16", "float16")
 _GIVEN = 0.97  # of the wrong values, and of all, to within _NEAR floors
 _NEAR = 5.0
+_PARTS = 2  # parts of the tokens in which a rounding is tried
 _FEW = 16  # wrong values that are too few to tell
 _TAKEN_OFF = 10.0  # by what roundings divide the error, root mean square; those of another op by 2 at most
 _ROWS, _OF_ROWS = 4, 0.25  # of the wrong rows of a result of several ops, those that are given: how many, which share
@@ -47,7 +52,7 @@ def narrow(
     recorded = _Recorded.of(replay, finding, wrong)
     found: list[tuple[float, BugExplanation]] = []
     where = ""
-    for variants, unit in (*_caches(replay, finding.segment), *_variants(replay, finding.segment)):
+    for variants, unit in _proposed(replay, finding):
         before, where = where, variants[0].detail.partition(":")[0]
         if budget.is_spent or (found and where != before):
             break  # what is found in some ops is not in others
@@ -115,6 +120,16 @@ class _Recorded:
         return bool(np.square(left[self.wrong]).sum() * _TAKEN_OFF**2 <= np.square(error).sum())
 
 
+def _proposed(replay: Replay, finding: Finding) -> Iterator[tuple[list[Variant], float]]:
+    """Roundings everywhere, and of one op in the steps or sequences that are wrong."""
+    yield from _caches(replay, finding.segment)
+    yield from _variants(replay, finding.segment, {})
+    for rows in Parted(replay, finding).rows_of_wrong()[:_PARTS] if len(finding.segment) == 1 else ():
+        for variants, unit in _variants(replay, finding.segment, IN_PART):
+            made = [within(variant, Part(rows=rows), replay.graph) for variant in variants]
+            yield [variant for variant in made if variant], unit
+
+
 def _caches(replay: Replay, names: Sequence[str]) -> Iterator[tuple[list[Variant], float]]:
     """Caches of another type than is stated, in the ops of one layer: over more the statement is believed."""
     read = [name for name in names if replay.graph.nodes[name].kind in ("scores", "mix")]
@@ -126,14 +141,29 @@ def _caches(replay: Replay, names: Sequence[str]) -> Iterator[tuple[list[Variant
             yield [Variant("kv-dtype", other_cache_text(dtype, stated), edits)], unit
 
 
-def _variants(replay: Replay, names: Sequence[str]) -> Iterator[tuple[list[Variant], float]]:
+def _variants(
+    replay: Replay, names: Sequence[str], beside: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[list[Variant], float]]:
     for dtype in _TYPES:
         if PRECISION[dtype] > replay.unit:
             for kind, role, places in _groups([replay.graph.nodes[name] for name in names]):
-                for where in INSIDE[kind]:
+                for where in (*INSIDE[kind], *beside.get(kind, ()), *_of_ranks(replay, places)):
                     made: list[Edits] = [dict.fromkeys(places, params) for params in edits(kind, where, dtype)]
                     detail = f"{dtype} inside {role}: {where}"
                     yield [Variant("narrow-arithmetic", detail, each) for each in made], PRECISION[dtype]
+
+
+def _of_ranks(replay: Replay, names: Sequence[str]) -> list[str]:
+    """What may be rounded in these sums over ranks, if they are all such sums and their inputs can be shared out."""
+    nodes = [replay.graph.nodes[name] for name in names]
+    if any(node.kind != "linear" or not node.role.endswith(ROW_PARALLEL) for node in nodes):
+        return []
+    sizes = [replay.context.weights.shape(node.params["weight"])[1] for node in nodes]
+    return [
+        where
+        for where, degree in OF_RANKS.items()
+        if degree in degrees(replay) and all(size % degree == 0 for size in sizes)
+    ]
 
 
 def _groups(nodes: Sequence[Node]) -> Iterator[tuple[str, str, list[str]]]:
@@ -144,4 +174,7 @@ def _groups(nodes: Sequence[Node]) -> Iterator[tuple[str, str, list[str]]]:
             roles.setdefault(node.role, []).append(node.name)
         if len(roles) > 1:
             yield kind, f"every {kind}", [name for places in roles.values() for name in places]
+        sums = [name for role, places in roles.items() if role.endswith(ROW_PARALLEL) for name in places]
+        if len({role for role in roles if role.endswith(ROW_PARALLEL)}) > 1:
+            yield kind, "every sum over ranks", sums
         yield from ((kind, role, places) for role, places in roles.items())

@@ -72,6 +72,11 @@ class Parted:
         found: Mask = np.any(mask, axis=tuple(axis for axis in range(mask.ndim) if axis != tokens))
         return found
 
+    def rows_of_wrong(self) -> list[Rows]:
+        """Natural parts of the tokens with all that is wrong, those of few words first."""
+        needs = self._by_token(self.wrong)
+        return [rows for rows, mask in self._rows if rows is not None and not (needs & ~mask).any()]
+
     def variants(self, variants: Sequence[Variant]) -> Iterator[Variant]:
         """The mistakes in the parts in which they may have been made; to be judged."""
         node = self.replay.graph.nodes[self.finding.name]

@@ -132,6 +132,8 @@ def residuals(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, 
             "the MLP's is the layer's input",
             {"layer": {"inputs": (layer.before, layer.node("layer").inputs[1])}},
         )
+        of_input: Params = {"inputs": (layer.before, layer.node("layer").inputs[1]), "factors": (1, 0)}
+        yield "layer-skipped", "the layer's result is its input", {"layer": of_input}
 
 
 def wiring(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
+from karat.check.mistakes.scope import DEGREES
 from karat.check.model.context import Array, StoredMatrix
 from karat.check.model.kinds import Op
 from karat.check.model.right.attention import Mix, Scores, Softmax, mix, scores, softmax, with_sinks
@@ -33,7 +34,15 @@ BUGS: Mapping[str, Bug] = {
 
 # What may be rounded in an op of each kind, in words.
 INSIDE: Mapping[str, tuple[str, ...]] = {
-    "norm": ("everything", "x, the normed row, the weight, the result", "x²", "x², its mean", "x", "the result"),
+    "norm": (
+        "everything",
+        "all but the weight",
+        "x, the normed row, the weight, the result",
+        "x²",
+        "x², its mean",
+        "x",
+        "the result",
+    ),
     "linear": (
         "x, the weight, the product",
         "x, the weight, the product, the bias, the result",
@@ -52,7 +61,13 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "silu_mul": ("everything", "gate, the activation", "the activation", "the result"),
     "add": ("both, the result", "both", "the result"),
 }
-_BY_ROW = ("everything", "x², its mean")
+# The same in some steps or sequences alone: V of all tokens is rounded where it is cached, which is another mistake.
+IN_PART: Mapping[str, tuple[str, ...]] = {"mix": ("v",)}
+# What may be rounded in the sum of so many ranks' products.
+OF_RANKS: Mapping[str, int] = {
+    f"{inputs}the parts of {degree} ranks": degree for inputs in ("", "x, the weight, ") for degree in DEGREES
+}
+_BY_ROW = ("everything", "all but the weight", "x², its mean")
 _UNIT: Mapping[FloatName, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 _What = tuple[str, FloatName]  # what is rounded (one of INSIDE), and to what
 
@@ -83,7 +98,8 @@ def _narrow_rows(norm: Op[Norm], a: Norm, what: tuple[str, FloatName, int]) -> A
     mean = to(square)
     if where == "x², its mean":
         return a.x / np.sqrt(to(mean * beside) + a.eps) * a.weight
-    return to(to(x * to(to(1 / np.sqrt(to(mean + a.eps))) * beside)) * to(a.weight))
+    row = to(x * to(to(1 / np.sqrt(to(mean + a.eps))) * beside))
+    return row * a.weight if where == "all but the weight" else to(row * to(a.weight))
 
 
 @mistake("linear", of=product, name="narrow")
@@ -91,6 +107,12 @@ def narrow_product(product: Op[Product], a: Product, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.x)
     assert isinstance(a.weight, StoredMatrix)
     x = a.context.read(to(a.given), a.weight.name) if "x" in where.split(", ") else a.x
+    if where in OF_RANKS:
+        weight = a.weight.weights.array(a.weight.name, a.weight.dtype)
+        parts = (
+            np.split(each, OF_RANKS[where], axis=-1) for each in (x, to(weight) if "the weight" in where else weight)
+        )
+        return np.add.reduce([to(of_x @ of_weight.T) for of_x, of_weight in zip(*parts, strict=True)])
     if "the weight" in where:
         y = x @ to(a.weight.weights.array(a.weight.name, a.weight.dtype)).T
     else:

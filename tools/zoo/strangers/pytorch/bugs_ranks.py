@@ -332,9 +332,9 @@ class CutRows(Engine):
     "part",
     "llama",
     "rank1-v-zero",
-    "",
+    "weight-missing",
     "v_proj",
-    "rank 1's v of layer 2 is not loaded: zeros (the list has no name for it)",
+    "rank 1's v of layer 2 is not loaded: zeros",
     ranks=2,
 )
 class RankVZero(Engine):
