@@ -23,7 +23,8 @@ from karat import LLM
 from karat.bench.shapes import random_model
 from karat.engine.engine import Engine
 from karat.ops.executor import AtOnce
-from karat.request import Request, SamplingParams
+from karat.request import SamplingParams
+from karat.request_record import Request
 
 SEQ_TOKENS = 64  # of the prompt of each stream
 _names = map(str, count())

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from karat import LLM
-from karat.request import Request, SamplingParams, StructuredOutputs
+from karat.request import SamplingParams, StructuredOutputs
+from karat.request_record import Request
 from karat.text.grammar import Form
 
 SCHEMA = {

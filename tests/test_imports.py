@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A room imports from its own row and from the rows above.
 ROWS = [
-    {"errors", "config", "explanation", "outputs", "request", "batch"},
+    {"errors", "config", "explanation", "outputs", "request", "request_record", "batch"},
     {"_native", "_emulated"},  # the extensions, which import nothing
     {"machine"},
     {"quant"},

@@ -1,6 +1,6 @@
 """SamplingParams: what is refused, by name, before any work; what is normalised; outputs.
 
-Covers: karat.outputs.
+Covers: karat.outputs, karat.request_record.
 """
 
 import copy
@@ -16,7 +16,8 @@ import karat
 from karat.engine.remote.messages import ToEngine
 from karat.errors import RequestError
 from karat.outputs import CompletionOutput, Logprob, RequestOutput
-from karat.request import Request, Resume, SamplingParams, StructuredOutputs, shown
+from karat.request import Resume, SamplingParams, StructuredOutputs, shown
+from karat.request_record import Request
 
 HUGE = 10**5000  # more digits than Python prints
 WRONG: dict[str, list[Any]] = {

@@ -88,8 +88,10 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
     flops_per_s: float
     weight_bytes: int
     cache_bytes: int
+    state_bytes: int
     linear_flops: int
     attention_flops: int
+    recurrent_flops: int
     of_bandwidth: float | None
     of_fma_peak: float | None
     of_roofline: float | None

@@ -23,7 +23,8 @@ from karat.engine.engine_config import EngineConfig
 from karat.engine.requests.request_updates import Gathered, RequestUpdate
 from karat.ops.executor import Pending, Runner
 from karat.outputs import RequestOutput, StreamChunk
-from karat.request import Request, SamplingParams
+from karat.request import SamplingParams
+from karat.request_record import Request
 from karat.text import Tokenizer
 
 STALE = -7  # what a slot holds before it is written

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from karat.engine.engine import Engine
 from karat.errors import CapacityError, RequestError
 from karat.outputs import RequestOutput
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.fakes import (
     BYTES,
     SAMPLED,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from karat.outputs import RequestOutput
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.fakes import SAMPLED, FakeModel, alone, drive, make_engine, request, run
 
 SYSTEM = b"You are a fox. Be kind."  # 23 tokens: 5 blocks of 4

@@ -10,7 +10,7 @@ import pytest
 from karat import LLM, SamplingParams
 from karat.engine.requests.request_updates import PromptProgress
 from karat.errors import RequestError
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.tiny import tokens
 
 PARAMS = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)

@@ -15,7 +15,8 @@ from msgspec import structs
 from karat.engine.scheduling.state_places import SPACING, state_places
 from karat.errors import NumericsError
 from karat.outputs import RequestOutput
-from karat.request import Request, Resume
+from karat.request import Resume
+from karat.request_record import Request
 from tests.engine.fakes import (
     BYTES,
     SAMPLED,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from karat import LLM, SamplingParams
 from karat.errors import RequestError
 from karat.outputs import RequestOutput
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.fakes import SAMPLED, alone, drive, make_engine, request
 from tests.engine.schedules import compute, make, sequence, sizes, text
 from tests.engine.tiny import GREEDY, tokens

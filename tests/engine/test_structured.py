@@ -16,7 +16,7 @@ from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import OtherContractError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput
 from karat.receipts.receipt import sealed
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.fakes import BYTES, END, OTHER_END, drive, make_engine, request, run, says
 from tests.support.seed import SEED
 

@@ -9,7 +9,7 @@ import pytest
 
 from karat import LLM, SamplingParams, StructuredOutputs
 from karat.errors import RequestError
-from karat.request import Request
+from karat.request_record import Request
 from tests.real_model.schemas import BY_HAND, Schema, at_random
 from tests.support.drawn import some
 from tests.support.seed import SEED

@@ -25,7 +25,7 @@ from karat.receipts import Receipt, read_receipt, read_receipts
 from karat.receipts import receipt as receipt_module
 from karat.receipts.making import receipt_of
 from karat.receipts.receipt import schema, sealed
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.tiny import CHATML, IM_END, PROMPTS, SAMPLED, write_model
 from tests.support.drawn import examples
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from karat import LLM
 from karat.batch import ForwardBatch
 from karat.ops.executor import Pending, Runner
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.tiny import CONFIG, write_model
 
 _SCRIPT = re.compile(r"script\[([A-Za-z0-9+/=]*)\]")

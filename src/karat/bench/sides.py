@@ -13,7 +13,8 @@ from karat.bench.accounting import Account, TokenWork
 from karat.engine.llm import LLM
 from karat.errors import NumericsError
 from karat.ops.executor import Pending, Rows, Runner
-from karat.request import Request, SamplingParams
+from karat.request import SamplingParams
+from karat.request_record import Request
 
 Prompt = Sequence[int]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from karat.cli.generation import Task
-from karat.request import Request
 
 if TYPE_CHECKING:
     from karat.outputs import StreamChunk
     from karat.receipts.signature import Signer
+    from karat.request_record import Request
 
 
 def settle_seed(task: Task) -> None:
@@ -51,8 +51,10 @@ class ReceiptChunks:
             file.write(b"\n".join(lines) + b"\n")
 
 
-def _request(task: Task) -> Request:
+def _request(task: Task) -> "Request":
     """The request as the model had it."""
+    from karat.request_record import Request
+
     is_chat = not isinstance(task.prompt, str)
     ends = task.llm.chat_end_token_ids if is_chat else task.llm.end_token_ids
     assert task.params.seed is not None

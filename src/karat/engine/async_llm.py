@@ -41,7 +41,8 @@ from karat.receipts.comparison import Comparison
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Verdict
-from karat.request import ReceiptWish, Request, Resume, SamplingParams, StructuredOutputs, shown
+from karat.request import ReceiptWish, Resume, SamplingParams, StructuredOutputs, shown
+from karat.request_record import Request
 from karat.text import ChatPrompt
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.events import ParsedAnswer

@@ -26,7 +26,8 @@ from karat.engine.stats import EngineStats
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
 from karat.ops.executor import Pending, Rows, Runner
-from karat.request import MAX_COUNT, Request
+from karat.request import MAX_COUNT
+from karat.request_record import Request
 from karat.text import Tokenizer
 
 if TYPE_CHECKING:

@@ -42,7 +42,8 @@ from karat.ops import registry
 from karat.ops.contract import contract_of
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
-from karat.request import ReceiptWish, Request, Resume, SamplingParams, shown
+from karat.request import ReceiptWish, Resume, SamplingParams, shown
+from karat.request_record import Request
 from karat.text import ChatPrompt, Tokenizer
 
 if TYPE_CHECKING:

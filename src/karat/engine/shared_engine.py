@@ -15,7 +15,7 @@ from karat.engine.requests.request_updates import Gathered, PromptProgress, Requ
 from karat.engine.scheduling.step_budget import PROMPT_STEP_S, pause_after
 from karat.errors import KaratError, UsageError
 from karat.outputs import StreamChunk
-from karat.request import Request
+from karat.request_record import Request
 
 T = TypeVar("T")
 

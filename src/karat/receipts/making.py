@@ -11,7 +11,8 @@ from karat.outputs import CompletionOutput
 from karat.receipts.canonical import digest
 from karat.receipts.fingerprint import Fingerprint
 from karat.receipts.receipt import Receipt, Sampling, sealed
-from karat.request import Request, SamplingParams, StructuredOutputs
+from karat.request import SamplingParams, StructuredOutputs
+from karat.request_record import Request
 
 
 def receipt_of(

@@ -14,7 +14,8 @@ from karat.checkpoint.wording import in_words
 from karat.errors import ReceiptError, RequestError
 from karat.receipts.canonical import canonical, digest
 from karat.receipts.fingerprint import Fingerprint
-from karat.request import Request, SamplingParams, StructuredOutputs
+from karat.request import SamplingParams, StructuredOutputs
+from karat.request_record import Request
 
 MAX_BYTES = 16 * 1024**2  # of a receipt; an answer of a million tokens takes half of it
 

@@ -15,7 +15,7 @@ from karat.engine.async_llm import AsyncLLM, all_of
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import KaratError, RequestError
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
-from karat.request import Request as EngineRequest
+from karat.request_record import Request as EngineRequest
 from karat.server.answers.preparing import Prepared, prepare, prepare_texts
 from karat.server.answers.subject import Heading, Subject
 from karat.server.asking.asked import AnswerForm, ChatRequest, TextRequest

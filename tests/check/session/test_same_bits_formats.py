@@ -77,7 +77,8 @@ class InMemory:
             deviation = 0.1 if len(spec.shape) == 1 else 1.5 / np.sqrt(spec.shape[1])
             values = rng.standard_normal(spec.shape) * deviation + ("norm" in spec.source)
             data = values.astype("<f4").reshape(-1).view(np.uint8)
-            self.weights[spec.source] = Weight(spec.source, "F32", spec.shape, data, self.path)
+            shape = spec.stored[0] if spec.stored else spec.shape
+            self.weights[spec.source] = Weight(spec.source, "F32", shape, data, self.path)
 
 
 def check(model: object, lengths: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from karat import LLM, SamplingParams
 from karat.engine.choosing.replay_reader import ReplayReader
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.tiny import write_model
 
 PARAMS = SamplingParams(seed=3, max_tokens=40, temperature=1.1, ignore_eos=True)

@@ -29,7 +29,7 @@ from karat.errors import OverloadedError, RequestError, SlowReaderError, UsageEr
 from karat.ops.executor import AtOnce
 from karat.outputs import StreamChunk
 from karat.receipts.verdict import Difference
-from karat.request import Request
+from karat.request_record import Request
 from tests.engine.test_async_llm import GREEDY, PROMPTS, run
 
 LONG = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)

@@ -13,7 +13,8 @@ from karat import LLM
 from karat.engine.requests.admission import Admission, params_after, require_a_choice, resolve_max_tokens, room_after
 from karat.engine.requests.grammar_cache import GrammarCache
 from karat.errors import CapacityError, KaratError, RequestError
-from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, SamplingParams
+from karat.request import MAX_CHOICES, MAX_COUNT, Resume, SamplingParams
+from karat.request_record import Request
 from tests.engine.fakes import BYTES, drive, make_config, make_engine
 from tests.engine.tiny import IM_END
 from tests.support.drawn import examples

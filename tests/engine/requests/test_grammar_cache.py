@@ -17,7 +17,8 @@ from karat.engine.remote.messages import Abort, Stepped
 from karat.engine.remote.worker import Worker
 from karat.engine.requests.grammar_cache import COMPILE_THREADS, MAX_KEPT
 from karat.errors import OverloadedError, RequestError, UsageError
-from karat.request import Request, StructuredOutputs
+from karat.request import StructuredOutputs
+from karat.request_record import Request
 from tests.engine.fakes import BYTES
 from tests.engine.remote.test_open_request import LONG, Line, at_rest
 from tests.engine.test_async_llm import GREEDY, run

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from karat import SamplingParams
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.outputs import StreamChunk
-from karat.request import Request
+from karat.request_record import Request
 from karat.server.answers.subject import Heading, Subject
 from karat.server.answers.tally import UpdateTally
 from karat.server.asking.asked import AnswerForm

@@ -197,6 +197,19 @@ class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+def refuse_other_modules(model: Any) -> None:
+    """Raises ExecutorError for a model of transformers without the modules that Llama has beside its layers."""
+    for name in ("embed_tokens", "norm", "rotary_emb"):
+        if not hasattr(model.model, name):
+            raise _other_modules(model, f"it has no {name}")
+
+
+def _other_modules(model: Any, why: object) -> ExecutorError:
+    return ExecutorError(
+        f"{type(model).__name__}: {why}; traces are made of models whose modules are named as Llama's are"
+    )
+
+
 class Recorder:
     """Hooks on a transformers model, and the results that they saw since the last `take`."""
 
@@ -244,21 +257,20 @@ class Recorder:
             def argument(module: Any, name: str) -> None:
                 stack.callback(module.register_forward_pre_hook(lambda _m, args: self._keep(name, args[0])).remove)
 
+            refuse_other_modules(model)
             try:
                 embedded = base.embed_tokens.register_forward_hook(self._keep_embedded)
                 stack.callback(embedded.remove)
                 output(base.norm, "model.norm")
                 first = base.layers[0].register_forward_pre_hook(self._keep_scaled)
                 stack.callback(first.remove)
+                stack.callback(base.rotary_emb.register_forward_hook(self._keep_rotary).remove)
                 for number, layer in enumerate(base.layers):
                     self._hook_layer(layer, number, output, argument, stack)
             except AttributeError as fault:
-                raise ExecutorError(
-                    f"{type(model).__name__}: {fault}; traces are made of models whose modules are named as Llama's are"
-                ) from None
+                raise _other_modules(model, fault) from None
             # What the model makes of its head: logits may be scaled.
             stack.callback(model.register_forward_hook(lambda _m, _args, out: self._keep("lm_head", out.logits)).remove)
-            stack.callback(base.rotary_emb.register_forward_hook(self._keep_rotary).remove)
             functions = {"apply_rotary_pos_emb": self._watch_rotary, "eager_attention_forward": self._watch}
             if _has_delta_nets(model):
                 functions |= self._delta_nets.functions

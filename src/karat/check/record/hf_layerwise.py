@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from karat.check.record.hf import Recorder
+from karat.check.record.hf import Recorder, refuse_other_modules
 from karat.check.record.hf_files import HfFiles
 from karat.check.trace.format import Array
 from karat.check.trace.selection import EVERYTHING
@@ -32,6 +32,7 @@ def run_layerwise(
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
         ).eval()
+    refuse_other_modules(model)
     base = model.model
     base.rotary_emb = type(base.rotary_emb)(model.config)  # frequencies are computed, not loaded
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}

@@ -32,7 +32,8 @@ from karat.receipts.fingerprint import Computing, StoredModel, fingerprint
 from karat.receipts.receipt import Receipt
 from karat.receipts.signature import signer_of
 from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
-from karat.request import Request, SamplingParams
+from karat.request import SamplingParams
+from karat.request_record import Request
 from karat.text import Tokenizer
 
 _MARGIN = 4.0  # of a row's floor: either side strays by chance

@@ -14,7 +14,8 @@ from karat.engine.scheduling.sequence import Sequence
 from karat.errors import RequestError, packed
 from karat.explanation import Explanation
 from karat.outputs import CompletionOutput, FinishReason, StreamChunk, TokenLogprobs
-from karat.request import Request, SamplingParams
+from karat.request import SamplingParams
+from karat.request_record import Request
 from karat.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from karat.errors import KaratError, ReceiptError, RequestError
 from karat.receipts.comparison import Comparison, Parting
 from karat.receipts.fingerprint import Fingerprint
 from karat.receipts.receipt import Receipt
-from karat.request import Request, shown
+from karat.request import shown
+from karat.request_record import Request
 
 if TYPE_CHECKING:
     from karat.text.grammar import Grammar

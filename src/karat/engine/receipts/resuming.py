@@ -12,7 +12,7 @@ from karat.engine.scheduling.sequence import Sequence
 from karat.errors import RequestError
 from karat.outputs import CompletionOutput, StreamChunk
 from karat.receipts.verdict import Difference
-from karat.request import Request
+from karat.request_record import Request
 from karat.text import Tokenizer
 
 

@@ -4,7 +4,7 @@ A verification is a generator that computes nothing: LLM and AsyncLLM answer wha
 """
 
 import logging
-import secrets
+import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -22,7 +22,8 @@ from karat.receipts.making import receipt_of, text_digest, version_of
 from karat.receipts.receipt import Receipt
 from karat.receipts.signature import signer_of
 from karat.receipts.verdict import Difference, Verdict, changed_since, impossible, require_same
-from karat.request import MAX_COUNT, Request, Resume
+from karat.request import MAX_COUNT, Resume
+from karat.request_record import Request
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class ReplayCommand(msgspec.Struct, frozen=True, tag=True):
 
 def generated_anew(asked: ReplayCommand) -> Request:
     """The request whose first choice is the one that is asked for, computed after all others, with nothing shared."""
-    name, resume = f"receipt-{secrets.token_hex(8)}", Resume((), asked.choice)
+    name, resume = f"receipt-{os.urandom(8).hex()}", Resume((), asked.choice)
     return msgspec.structs.replace(asked.request, request_id=name, resume=resume, shares=False, priority=MAX_COUNT)
 
 

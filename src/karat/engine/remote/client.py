@@ -16,7 +16,7 @@ from karat.engine.requests.request_updates import Gathered, RequestUpdate
 from karat.engine.stats import EngineStats
 from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError, unpacked
 from karat.outputs import RequestOutput
-from karat.request import Request
+from karat.request_record import Request
 
 MAX_REPLAYS = 16
 MAX_KEPT_TOKENS = 4096  # of one answer that nobody reads

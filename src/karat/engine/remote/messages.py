@@ -16,7 +16,7 @@ from karat.errors import Packed
 from karat.outputs import CompletionOutput
 from karat.receipts.comparison import Parting
 from karat.receipts.verdict import Difference
-from karat.request import Request
+from karat.request_record import Request
 
 
 class Open(msgspec.Struct, frozen=True, tag=True):

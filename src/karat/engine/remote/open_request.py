@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from karat.engine.requests.request_updates import Gathered, PromptProgress, RequestUpdate
 from karat.errors import SlowReaderError
 from karat.outputs import RequestOutput
-from karat.request import Request
+from karat.request_record import Request
 
 
 class OpenRequest:

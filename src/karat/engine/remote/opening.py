@@ -23,7 +23,8 @@ from karat.errors import OverloadedError, unpacked
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Parting
 from karat.receipts.fingerprint import Fingerprint, Fingerprinting
-from karat.request import ReceiptWish, Request, Resume
+from karat.request import ReceiptWish, Resume
+from karat.request_record import Request
 from karat.text import Tokenizer
 
 Result = TypeVar("Result")

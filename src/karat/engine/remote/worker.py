@@ -47,7 +47,7 @@ from karat.errors import BugError, Packed, packed
 from karat.models.opening import open_model
 from karat.outputs import StreamChunk
 from karat.ranks.lifeline import end_with_parent
-from karat.request import Request
+from karat.request_record import Request
 
 if TYPE_CHECKING:
     from karat.text.grammar import Grammar

@@ -8,7 +8,8 @@ from karat.engine.engine_config import EngineConfig
 from karat.engine.requests.grammar_cache import GrammarCache
 from karat.errors import CapacityError, RequestError
 from karat.kv.sizes import check_fits
-from karat.request import MAX_CHOICES, MAX_COUNT, Request, Resume, SamplingParams, is_int, shown
+from karat.request import MAX_CHOICES, MAX_COUNT, Resume, SamplingParams, is_int, shown
+from karat.request_record import Request
 
 if TYPE_CHECKING:
     from karat.text.grammar import Grammar

@@ -1,7 +1,7 @@
 """RequestMaker: makes requests from the prompts, conversations and parameters that callers of `LLM` give."""
 
 import logging
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +17,8 @@ from karat.engine.requests.admission import params_after
 from karat.engine.requests.messages import Message, goes_on, linked, no_conversation, plain_messages
 from karat.engine.requests.passed import MAX_PASSED, Passed
 from karat.errors import RequestError
-from karat.request import MAX_SEED, Request, SamplingParams, StructuredOutputs, shown
+from karat.request import MAX_SEED, SamplingParams, StructuredOutputs, shown
+from karat.request_record import Request
 from karat.text import ChatPrompt, Tokenizer
 from karat.text.chat_prompt import INSTRUCTING
 
@@ -193,7 +194,11 @@ class RequestMaker:
             params = self.default_params_after(len(ids))
         seed, number = params.seed, next(self._numbers)
         if seed is None:
-            seed = secrets.randbelow(MAX_SEED + 1) if self._seed is None else derived_seed(self._seed, number)
+            seed = (
+                int.from_bytes(os.urandom(8), "big") & MAX_SEED
+                if self._seed is None
+                else derived_seed(self._seed, number)
+            )
         terms = {"request_id": str(number), **terms}
         made = Request(
             prompt_token_ids=ids, params=params, seed=seed, prompt=prompt, end_token_ids=end_token_ids, **terms

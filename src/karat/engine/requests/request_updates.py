@@ -8,7 +8,7 @@ import msgspec
 from karat.engine.choosing.choice import Carried, Choice, completion_of
 from karat.errors import Packed
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
-from karat.request import Request
+from karat.request_record import Request
 
 
 class PromptProgress(msgspec.Struct, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from karat.outputs import CompletionOutput, RequestOutput, StreamChunk
 from karat.receipts.signature import Signer
-from karat.request import Request
+from karat.request_record import Request
 from karat.server import schema
 from karat.server.answers.parts import PLAIN_TEXT, AnswerFormat, PartsReader
 from karat.server.answers.tally import UpdateTally

@@ -28,7 +28,7 @@ _RESUMED: Mapping[str, Field] = keyed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Fields of karat.request.Request. seed: that of the answer that is resumed."""
+    """Fields of karat.request_record.Request. seed: that of the answer that is resumed."""
 
     priority: int = 0
     salt: str | None = None
