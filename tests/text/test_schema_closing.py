@@ -11,6 +11,7 @@ from karat.text.schema_closing import closed, without_nulls
 
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
 SHUT = {**A, "additionalProperties": False}
+ONLY_A: dict[str, Any] = {"properties": {"a": True}, "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,14 @@ SHUT = {**A, "additionalProperties": False}
         ({"anyOf": [A, {"type": "null"}]}, {"anyOf": [SHUT, {"type": "null"}]}),
         ({"$defs": {"x": A}, "$ref": "#/$defs/x"}, {"$defs": {"x": SHUT}, "$ref": "#/$defs/x"}),
         ({"allOf": [A]}, {"allOf": [SHUT]}),
-        ({"allOf": [A, A]}, {"allOf": [A, A]}),
-        ({**A, "anyOf": [A, A]}, {**A, "anyOf": [A, A]}),
+        ({"allOf": [A, A]}, {"allOf": [A, A], **ONLY_A}),
+        ({"allOf": [A, {**A, "additionalProperties": True}]}, {"allOf": [A, {**A, "additionalProperties": True}]}),
+        ({"allOf": [{"minimum": 1}, {"maximum": 2}]}, {"allOf": [{"minimum": 1}, {"maximum": 2}]}),
+        ({**A, "anyOf": [A, A]}, {**SHUT, "anyOf": [A, A]}),
         (
             {"$defs": {"x": A, "y": A}, "allOf": [{"$ref": "#/$defs/x"}, A], "items": {"$ref": "#/$defs/y"}},
-            {"$defs": {"x": A, "y": SHUT}, "allOf": [{"$ref": "#/$defs/x"}, A], "items": {"$ref": "#/$defs/y"}},
+            {"$defs": {"x": A, "y": SHUT}, "allOf": [{"$ref": "#/$defs/x"}, A], "items": {"$ref": "#/$defs/y"}}
+            | ONLY_A,
         ),
         ({"enum": [A], "default": A}, {"enum": [A], "default": A}),
         ({**A, "properties": {"properties": A}}, {**SHUT, "properties": {"properties": SHUT}}),
@@ -63,6 +67,42 @@ def test_null_is_no_keyword(schema: Any, data: st.DataObject) -> None:
         return dict.fromkeys(data.draw(st.sets(KEYWORDS))) | made
 
     assert without_nulls(padded(schema)) == schema
+
+
+PARTS = st.recursive(
+    st.one_of(
+        st.builds(
+            lambda names, required: {"type": "object", "properties": names, "required": required},
+            st.dictionaries(st.sampled_from("abc"), st.sampled_from([{"const": 1}, {"type": "integer"}]), max_size=2),
+            st.lists(st.sampled_from("ab"), max_size=1),
+        ),
+        st.sampled_from([{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}, {"required": ["b"]}]),
+    ),
+    lambda inner: st.builds(
+        lambda parts, own: own | {"allOf": parts},
+        st.lists(inner, min_size=1, max_size=2),
+        st.sampled_from([{}, {"properties": {"d": True}}]),
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.lists(PARTS, min_size=2, max_size=3), st.dictionaries(st.sampled_from("abcdez"), st.sampled_from([1, 2])))
+def test_the_parts_of_an_allOf_are_one_closed_object(parts: Any, value: Any) -> None:  # noqa: N802
+    """As unevaluatedProperties has it, which looks through parts by itself."""
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    y = {"allOf": [{"$ref": "#/$defs/x"}, {"properties": {"e": {"const": 1}}}]}
+    schema = {"$defs": {"x": A | {"properties": {"a": {"const": 1}}}, "y": y}, "allOf": parts}
+    names_any = "$ref" in str(parts) or "const" in str(parts) or "integer" in str(parts) or "'d'" in str(parts)
+    wanted = {**schema, "unevaluatedProperties": False} if names_any else schema  # what lists no names stays open
+    judges = [jsonschema.Draft202012Validator(each) for each in (wanted, closed(schema))]
+    assert judges[0].is_valid(value) == judges[1].is_valid(value)
+
+
+def test_a_part_that_is_elsewhere_is_refused() -> None:
+    for reference in ("#/$defs/none", "other.json", "#anchor"):
+        with pytest.raises(RequestError, match="json: allOf: strict cannot close it with"):
+            closed({"allOf": [A, {"$ref": reference}]})
 
 
 def test_a_schema_that_is_nested_without_end_is_refused() -> None:

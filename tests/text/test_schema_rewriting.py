@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from karat.errors import RequestError
 from karat.request import StructuredOutputs
 from karat.text.grammar import GrammarCompiler
+from karat.text.schema_closing import closed
 from karat.text.schema_rewriting import rewritten
 from tests.text.tools.models import byte_tokenizer
 
@@ -165,6 +166,14 @@ def test_keywords_that_the_compiler_does_not_know(name: str) -> None:
         assert judge.is_valid(value) and takes(schema, value), value
     for value in others:
         assert not judge.is_valid(value) and not takes(schema, value), value
+
+
+def test_strict_parts_of_an_allOf_are_one_closed_object() -> None:  # noqa: N802
+    a, b = ({"type": "object", "properties": {name: {"type": "boolean"}}, "required": [name]} for name in "ab")
+    by_reference = {"$defs": {"a": a}, "allOf": [{"$ref": "#/$defs/a"}, b]}
+    for schema in ({"allOf": [a, b]}, {**a, "allOf": [b]}, {"allOf": [{"allOf": [a, b]}, b]}, by_reference):
+        for value in ({"a": True, "b": False}, {"a": True}, {"a": True, "b": False, "c": 1}):
+            assert takes(closed(schema), value) == (value.keys() == {"a", "b"}), (schema, value)
 
 
 @given(st.sampled_from(sorted(KEPT)), st.sampled_from(sorted(KEPT)), st.integers(0))

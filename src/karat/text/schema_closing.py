@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from karat.errors import RequestError
+from karat.request import shown
 
 Schema = dict[str, Any]
 
@@ -20,13 +21,14 @@ _SAYS_OF_NAMES = ("additionalProperties", "unevaluatedProperties", "patternPrope
 def closed(schema: Mapping[str, Any]) -> Schema:
     """A schema whose objects have the names of their `properties` alone, unless they say something of others.
 
-    Parts of an allOf stay as they are, as does what stands beside one: together they would allow nothing.
+    Parts of an allOf, and what stands beside one, are closed together: the whole has the names of all of them.
+    RequestError where a part is not in the document.
     """
     kept: set[str] = set()
     schema = without_nulls(schema)
     try:
         _find_parts(schema, kept)
-        made = _closed(schema, kept, "#")
+        made = _Closing(schema, kept).of(schema, "#")
     except RecursionError as error:
         raise _too_deep() from error
     assert isinstance(made, dict)
@@ -71,7 +73,7 @@ def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _find_parts(schema: object, kept: set[str], *, is_part: bool = False) -> None:
     """Find the references that stand among parts of a whole."""
     if isinstance(schema, Mapping):
-        if isinstance(schema.get("$ref"), str) and (is_part or "properties" in schema):
+        if isinstance(schema.get("$ref"), str) and (is_part or _is_whole(schema)):
             kept.add(schema["$ref"])
         for place, inner in _inner(schema):
             _find_parts(inner, kept, is_part=_is_part(schema, place, is_part))
@@ -79,21 +81,70 @@ def _find_parts(schema: object, kept: set[str], *, is_part: bool = False) -> Non
 
 def _is_part(schema: Mapping[str, Any], place: str, is_part: bool) -> bool:
     """Whether what stands at `place` in a schema, which may be a part itself, is one part of several of an object."""
-    is_whole = is_part or "properties" in schema or len(schema.get("allOf") or ()) > 1
-    return is_whole and place.split("/")[1] in _COMPOSING
+    return (is_part or _is_whole(schema)) and place.split("/")[1] in _COMPOSING
 
 
-def _closed(schema: object, kept: set[str], place: str, *, is_part: bool = False) -> object:
-    if not isinstance(schema, Mapping):
-        return schema
-    is_part = is_part or place in kept
-    result = with_inner(
-        schema, lambda name, value: _closed(value, kept, place + name, is_part=_is_part(schema, name, is_part))
-    )
-    says = any(name in schema for name in (*_SAYS_OF_NAMES, *OTHERS))
-    if "properties" in schema and not says and not is_part:
-        result["additionalProperties"] = False
-    return result
+def _is_whole(schema: Mapping[str, Any]) -> bool:
+    """Whether an object of the schema has names of its own, or of several parts."""
+    parts, others = schema.get("allOf"), [name for name in (*_COMPOSING, "$ref") if name in schema and name != "allOf"]
+    return "properties" in schema or (len(parts) if isinstance(parts, list) else 0) + len(others) > 1
+
+
+class _Closing:
+    """Of one document, `root`. `kept`: the references that stand among parts; what they refer to stays open."""
+
+    def __init__(self, root: Schema, kept: set[str]) -> None:
+        self._root, self._kept = root, kept
+
+    def of(self, schema: object, place: str, *, is_part: bool = False) -> object:
+        if not isinstance(schema, Mapping):
+            return schema
+        is_part = is_part or place in self._kept
+        result = with_inner(
+            schema, lambda name, value: self.of(value, place + name, is_part=_is_part(schema, name, is_part))
+        )
+        if is_part or not _is_whole(schema):
+            return result
+        names = self._names(schema, set())
+        if names or (names is not None and "properties" in schema):
+            result["properties"] = dict.fromkeys(names, True) | result.get("properties", {})
+            result["additionalProperties"] = False
+        return result
+
+    def _names(self, schema: object, seen: set[str]) -> list[str] | None:
+        """The names of properties of a whole and its parts; None where one of them says something of other names."""
+        if not isinstance(schema, Mapping):
+            return []
+        if any(name in schema for name in _SAYS_OF_NAMES):
+            return None
+        own = schema.get("properties")
+        found = list(own) if isinstance(own, Mapping) else []
+        parts = [inner for place, inner in _inner(schema) if place.split("/")[1] in _COMPOSING]
+        if isinstance(reference := schema.get("$ref"), str) and reference not in seen:
+            seen.add(reference)
+            parts.append(referred(self._root, reference))
+            if parts[-1] is None:
+                raise RequestError(
+                    f"structured_outputs: json: allOf: strict cannot close it with {shown(reference)}, which is not in "
+                    "the schema; put it there",
+                    param="structured_outputs",
+                )
+        for part in parts:
+            names = self._names(part, seen)
+            if names is None:
+                return None
+            found += names
+        return list(dict.fromkeys(found))
+
+
+def referred(root: Mapping[str, Any], reference: str) -> object:
+    """What a reference means in a document; None where it is not there."""
+    start, *steps = reference.split("/")
+    found: Any = root if start == "#" else None
+    for step in steps:
+        step = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
 
 
 def with_inner(schema: Mapping[str, Any], made: Callable[[str, object], object]) -> Schema:

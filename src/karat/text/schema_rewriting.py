@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from karat.errors import RequestError
 from karat.request import shown
-from karat.text.schema_closing import OTHERS, Schema, with_inner
+from karat.text.schema_closing import OTHERS, Schema, referred, with_inner
 
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split())
 MAX_WHOLE = 2**53  # the compiler reads numbers as float64, which has every integer up to this
@@ -99,12 +99,7 @@ class _SchemaRewriting:
         for _ in range(8):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str) or len(schema) > 1:
                 break
-            start, *steps = schema["$ref"].split("/")
-            found: Any = self._root if start == "#" else None
-            for step in steps:
-                step = step.replace("~1", "/").replace("~0", "~")
-                found = found.get(step) if isinstance(found, Mapping) else None
-            schema = found
+            schema = referred(self._root, schema["$ref"])
         return schema
 
     def _values(self, schema: object) -> list[Any] | None:
