@@ -328,6 +328,25 @@ def test_strict_closes_the_objects_of_a_form_and_of_arguments(scripted: Running)
         assert ("b" in arguments["in"]) != strict
 
 
+@pytest.mark.parametrize(
+    ("route", "place"), [(CHAT, "tools[1].function.parameters"), (RESPONSES, "tools[1].parameters")]
+)
+def test_the_param_of_an_error_is_the_place_of_what_was_sent(scripted: Running, route: str, place: str) -> None:
+    for choice, strict in (("auto", True), ("required", False)):
+        body = BODIES[route](call(), tool_choice=choice)
+        tool = body["tools"][1]
+        (tool["function"] if route == CHAT else tool).update(parameters={"type": "zork"}, strict=strict)
+        for stream in (False, True):
+            error = scripted.ask(route, body | {"stream": stream}).json["error"]
+            assert error["param"] == place and "clock have type 'zork'" in error["message"]
+    names = ("max_tokens", "n_predict", "max_new_tokens") if route == CHAT else ("max_output_tokens", "max_tokens")
+    for name in names:
+        for length in (99999, 0):
+            body = {key: value for key, value in BODIES[route](call()).items() if key not in names}
+            error = scripted.ask(route, body | {name: length}).json["error"]
+            assert error["param"] == name and error["message"].startswith(f"{name}={length}")
+
+
 def test_json_object_may_have_a_schema(scripted: Running) -> None:
     form = {"response_format": {"type": "json_object", "schema": FORM_SCHEMA}}
     body = {name: value for name, value in chat_body('{"x": 1}', **form).items() if name != "tools"}

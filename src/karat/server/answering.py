@@ -198,12 +198,13 @@ async def _until_ready(request: EngineRequest, llm: AsyncLLM, asked: ChatRequest
         await llm.fingerprint()
     given, form = asked.given.get("structured_outputs"), request.params.structured_outputs
     is_own = form is not None and replace(form, begun=None) == given
+    places = asked.tools.places() if isinstance(asked, ChatRequest) else {}
     for name, each in ((asked.form.structure_field, form if is_own else given), ("tools", None if is_own else form)):
         if each is not None:
             try:
                 await llm.compile_form(each, request.end_token_ids)
             except RequestError as error:
-                raise of_karat(error, {"structured_outputs": name}) from error
+                raise of_karat(error, {**places, "structured_outputs": name}) from error
 
 
 async def _follow_all(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -25,10 +25,18 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The honoured fields of a request by name, and the names of its fields without effect."""
+    """The honoured fields of a request by name, and the names of its fields without effect.
+
+    `spelled`: the names by which the honoured ones were sent.
+    """
 
     values: Mapping[str, Any]
     without_effect: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)
+
+    def sent(self, name: str) -> str:
+        """The name by which a field was sent; its own if it was not."""
+        return self.spelled.get(name, name)
 
 
 def read_json(content: bytes) -> dict[str, Any]:
@@ -99,7 +107,7 @@ def judge(given: Mapping[str, Any], fields: Mapping[str, Field], within: str = "
     for field in fields.values():
         if field.required and field.name not in values.keys() | left_open:
             raise invalid(within + field.name, f"{within}{field.name} is missing: {field.text}", "missing_field")
-    return Body(values, tuple(harmless))
+    return Body(values, tuple(harmless), spelled)
 
 
 def _is_absent(value: object, field: Field) -> bool:

@@ -35,7 +35,7 @@ def read_message(body: Body) -> ChatRequest:
     if system := contents.system(values["system"]) if "system" in values else "":
         messages.insert(0, {"role": "system", "content": system})
     sampling = sampling_of(values, MESSAGES)
-    require_length(values, "max_tokens")
+    require_length(body, "max_tokens")
     form, level, unused = _structure(values)
     sampling |= form
     if "stop_sequences" in values:
@@ -57,7 +57,8 @@ def read_message(body: Body) -> ChatRequest:
             progress=stream,
             structure_field=structure_field(values),
             prompt_field="messages",
-            stop_field="stop_sequences",
+            length_field=body.sent("max_tokens"),
+            stop_field=body.sent("stop_sequences"),
         ),
         read_terms(values),
         tools,

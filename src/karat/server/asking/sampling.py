@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from karat.server.bodies import Body
 from karat.server.errors import invalid
 from karat.server.fields import GENERATING, TABLE
 
@@ -14,8 +15,9 @@ def sampling_of(values: Mapping[str, Any], route: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in _NAMES[route]}
 
 
-def require_length(values: Mapping[str, Any], *names: str) -> None:
+def require_length(body: Body, *names: str) -> None:
     """400 for an answer of no tokens."""
     for name in names:
-        if values.get(name) == 0:
-            raise invalid(name, f"{name}=0: expected 1 or more, or -1 for as many as there is room for")
+        if body.values.get(name) == 0:
+            sent = body.sent(name)
+            raise invalid(sent, f"{sent}=0: expected 1 or more, or -1 for as many as there is room for")

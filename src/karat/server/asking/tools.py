@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 class Function:
     """A tool that can be called. `parameters` is a JSON Schema; None: none was given.
 
-    `text` is the form of its only argument, a text, where it has one.
+    `text` is the form of its only argument, a text, where it has one. `place` is that of `parameters` in the request.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Function:
     parameters: Mapping[str, Any] | None = None
     strict: bool = False
     text: StructuredOutputs | None = None
+    place: str = field(default="tools", compare=False)
 
     def for_template(self) -> dict[str, Any]:
         """As templates expect it, which are written for OpenAI's form."""
@@ -52,6 +53,10 @@ class Tools:
     def rendered(self) -> list[dict[str, Any]] | None:
         """For the template; None where there are none."""
         return [function.for_template() for function in self.functions] or None
+
+    def places(self) -> dict[str, str]:
+        """Where the request has the parameters of each function, by the params of errors."""
+        return {f"tools.{function.name}": function.place for function in self.functions}
 
     def check(self, dialect: Dialect) -> None:
         """ApiError 400 where the model, by its template, can be told of no tools or calls them in no known form."""
@@ -129,7 +134,7 @@ def function_of(
     ):
         if value is not None and not isinstance(value, kind):
             raise invalid(f"{where}.{key}", f"{where}.{key}={shown(value)}: expected {word}")
-    return Function(name, description, parameters, bool(strict))
+    return Function(name, description, parameters, bool(strict), place=f"{where}.{schema}")
 
 
 def other_name(tool: Mapping[str, Any], number: int) -> str:

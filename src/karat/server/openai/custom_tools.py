@@ -25,7 +25,7 @@ def custom_tool(given: Mapping[str, Any], form: object, where: str, passed: Pass
     text, told = _form(form, f"{where}.format")
     value = {"type": "string", **({"description": told} if told else {})}
     wrapped = {"type": "object", "properties": {_INPUT: value}, "required": [_INPUT], "additionalProperties": False}
-    return Function(named.name, named.description, wrapped, text=text)
+    return Function(named.name, named.description, wrapped, text=text, place=where)
 
 
 def arguments_of(text: str) -> str:

@@ -39,7 +39,7 @@ def read_chat(body: Body) -> ChatRequest:
     400 for contradictory fields, and for messages that are no text.
     """
     values = body.values
-    require_length(values, "max_tokens", "max_completion_tokens")
+    require_length(body, "max_tokens", "max_completion_tokens")
     given = sampling_of(values, CHAT) | structure(values)
     if "max_completion_tokens" in values:
         if given.get("max_tokens", values["max_completion_tokens"]) != values["max_completion_tokens"]:
@@ -56,7 +56,7 @@ def read_chat(body: Body) -> ChatRequest:
         messages,
         read_variables(values, continues=continues),
         given,
-        _form(values),
+        _form(body),
         read_terms(values, resumes=True),
         tools,
         efforts,
@@ -78,7 +78,7 @@ def read_conversation(values: Mapping[str, Any]) -> ChatRequest:
 def read_text(body: Body) -> TextRequest:
     """The request of a completion body. 400 for contradictory fields."""
     values = body.values
-    given, form = sampling_of(values, TEXT) | structure(values), _form(values)
+    given, form = sampling_of(values, TEXT) | structure(values), _form(body)
     prompts = _prompts(values["prompt"])
     if given.get("max_tokens") == 0:
         if not form.echo:
@@ -147,7 +147,8 @@ def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:
     return [item if isinstance(item, str) else tuple(item) for item in prompt]
 
 
-def _form(values: Mapping[str, Any]) -> AnswerForm:
+def _form(body: Body) -> AnswerForm:
+    values = body.values
     stream = values.get("stream", False)
     options = judge(values.get("stream_options", {}), STREAM_OPTIONS, "stream_options.").values
     if "stream_options" in values and not stream:
@@ -166,5 +167,5 @@ def _form(values: Mapping[str, Any]) -> AnswerForm:
         no_answer=values.get("max_tokens") == 0,
         structure_field=structure_field(values),
         prompt_field="messages" if "messages" in values else "prompt",
-        length_field="max_completion_tokens" if "max_completion_tokens" in values else "max_tokens",
+        length_field="max_completion_tokens" if "max_completion_tokens" in values else body.sent("max_tokens"),
     )

@@ -59,7 +59,7 @@ class Echo:
 def read_response(body: Body) -> ChatRequest:
     """The request of a body for /v1/responses or its input_tokens. 400 for what is wrong or no text."""
     values = body.values
-    require_length(values, "max_output_tokens")
+    require_length(body, "max_output_tokens")
     offered, passed = Offered(), Passed()
     messages, instructions = linked(_messages(values["input"], offered, passed)), values.get("instructions")
     tools, (efforts, unheeded) = read_response_tools(values, offered, passed), _effort(values.get("reasoning", {}))
@@ -94,7 +94,7 @@ def read_response(body: Body) -> ChatRequest:
             values.get("stream", False),
             structure_field=structure_field(values),
             prompt_field="input",
-            length_field="max_output_tokens",
+            length_field=body.sent("max_output_tokens"),
         ),
         read_terms(values),
         tools,

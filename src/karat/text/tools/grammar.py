@@ -6,6 +6,7 @@ A token that a tokenizer has as a special one, such as [TOOL_CALLS], is asked fo
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Self
 
 import msgspec
@@ -186,14 +187,15 @@ def _calls(
         if form.in_channels:
             head = channel_grammar.head(tool.name, terms)
         yield f"call_{number}", f"{head} arguments_{number} {tail}"
-        if tool.text is not UNSET:
-            yield from _of_text(tool, shape, f"arguments_{number}", term, in_json)
-        elif shape.keywords:
-            yield from _keywords(f"arguments_{number}", tool, checked)
-        elif shape.parameter is not None:
-            yield from parameters(f"arguments_{number}", tool.name, _of_bound(tool), shape.parameter, checked)
-        else:
-            yield f"arguments_{number}", f"%json {_json(checked(_object_schema(tool)))}"
+        with _faults_of(tool):
+            if tool.text is not UNSET:
+                yield from _of_text(tool, shape, f"arguments_{number}", term, in_json)
+            elif shape.keywords:
+                yield from _keywords(f"arguments_{number}", tool, checked)
+            elif shape.parameter is not None:
+                yield from parameters(f"arguments_{number}", tool.name, _of_bound(tool), shape.parameter, checked)
+            else:
+                yield f"arguments_{number}", f"%json {_json(checked(_object_schema(tool)))}"
     yield "call", " | ".join(f"call_{number}" for number in range(len(asked.tools)))
     opening, closing, separator = terms(shape.opening), terms(shape.closing), terms(shape.separator)
     if asked.single:
@@ -203,6 +205,17 @@ def _calls(
         yield "calls", f"one ({separator} one)*"
     else:
         yield "calls", f"{opening} call ({separator} call)* {closing}"
+
+
+@contextmanager
+def _faults_of(tool: Tool) -> Iterator[None]:
+    """Errors that name no argument are those of the tool."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None:
+            raise
+        raise RequestError(str(error), param=f"tools.{tool.name}") from error
 
 
 def _in_channels(asked: CallGrammar, terms: _Terms, term: Callable[[StructuredOutputs], str]) -> dict[str, str]:
