@@ -1,5 +1,6 @@
 """Tools for callers of LLM, on scripted models: the marks of calls are text, or special tokens."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from karat import LLM, SamplingParams
+from karat import LLM, AsyncLLM, SamplingParams
 from karat.errors import RequestError, UsageError
 from karat.text.tools.events import ParsedAnswer, ToolCall
 from tests.engine.tiny import write_model
@@ -137,6 +138,17 @@ def test_tools_that_the_template_has_no_place_for_are_refused(tmp_path: Path) ->
         assert prompt == llm.chat_prompt(messages, tools=[]) == llm.chat_prompt(messages)
         greedy = SamplingParams(temperature=0)
         assert llm.tool_params(prompt, TOOLS, greedy, tool_choice="none") == greedy
+
+
+def test_tools_of_an_async_llm_are_decided_alike(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with await AsyncLLM.open(write_model(tmp_path), threads=1) as other:
+            for asking in (other.chat, other.render):
+                with pytest.raises(UsageError, match="no place for tools"):
+                    await asking(said("a"), tools=TOOLS)
+            assert await other.render(said("a"), tools=TOOLS, tool_choice="none") == await other.render(said("a"))
+
+    asyncio.run(ask())
 
 
 def test_the_model_is_shown_the_tools_of_the_choice(llm: LLM) -> None:
