@@ -28,3 +28,11 @@ def test_a_common_prefix_is_said_once() -> None:
     assert found(many) == []
     ((name, meant, _),) = found([f"engine.{many[0]}"])
     assert (name, meant) == (f"engine.{many[0]}", many[0])
+
+
+def test_rows_of_a_ranks_logits_may_be_called_as_its_array_is() -> None:
+    graph = build_graph(read_config(config_of("llama", num_hidden_layers=2)))
+    for key, is_known in (("lm_head", True), ("lm_head@0", True), ("lm_heat@0", False)):
+        info = make_info([1, 2], ranks=2, rows={key: (1,)})
+        misnamed, unknown = misnamed_of(graph, Trace(info, {"lm_head": np.zeros((1, 1))}))
+        assert (not misnamed and not unknown) == is_known

@@ -55,10 +55,11 @@ def validate(graph: Graph, weights: CheckpointWeights, trace: Trace) -> Validati
 def misnamed_of(graph: Graph, trace: Trace) -> tuple[list[Misnamed], list[str]]:
     """The names of a trace (ranks joined) that no result has: those that resemble a result's, and others.
 
-    Keys of `rows` and `heads` count as names.
+    Keys of `rows` and `heads` count as names; of a rank's result they may have its `@r`.
     """
     known = {*graph.nodes, *KNOWN_EXTRAS}
-    used = dict.fromkeys([*trace.arrays, *trace.info.rows, *trace.info.heads])
+    stated = (name.partition("@")[0] for name in (*trace.info.rows, *trace.info.heads))
+    used = dict.fromkeys([*trace.arrays, *stated])
     others = [name for name in used if name not in known and not is_part(name)]
     misnamed, alike = _by_prefix(others, known)
     unknown = []
