@@ -37,12 +37,12 @@ def test_text_gets_the_tokenizers_bos_and_a_rendered_chat_does_not(tmp_path: Pat
 
 def test_chat_options_reach_the_template(tmp_path: Path) -> None:
     template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}|{{ tools[0].name }}|{{ strftime_now('%Y') }}|{{ mood }}"
-        "{% if add_generation_prompt %}>{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}|{{ tools[0].function.name }}|{{ strftime_now('%Y') }}|"
+        "{{ mood }}{% if add_generation_prompt %}>{% endif %}"
     )
     llm = LLM(write_model(tmp_path, chat_template=template))
     options: dict[str, Any] = {
-        "tools": [{"name": "dice"}],
+        "tools": [{"type": "function", "function": {"name": "dice"}}],
         "now": datetime(1999, 1, 1),
         "chat_template_kwargs": {"mood": "calm"},
     }
