@@ -114,7 +114,7 @@ def test_a_table(tmp_path: Path, karat: Karat) -> None:
 
 
 def test_two_servers(tmp_path: Path, karat: Karat) -> None:
-    """Each has two of the four that are under way to begin with; the answers are those of the engine here."""
+    """They are filled evenly, and the answers are those of the engine here."""
     source, here, there = write_requests(tmp_path / "in.jsonl", 24), tmp_path / "here.jsonl", tmp_path / "there.jsonl"
     servers = [
         subprocess.Popen([*COMMAND, "serve", "--port", "0"], env=environment(), stderr=subprocess.PIPE) for _ in "ab"
@@ -137,8 +137,7 @@ def test_two_servers(tmp_path: Path, karat: Karat) -> None:
         for server in servers:
             server.kill()
             server.wait()
-    # How many each answers in all is a matter of how fast it is, on a machine that other tests use.
-    assert sum(counts) == 24 and min(counts) >= 2
+    assert sum(counts) == 24 and min(counts) >= 6
     assert karat("batch", str(source), "-o", str(here), "--no-times", "-q").returncode == 0
     assert here.read_bytes() == there.read_bytes()
 
