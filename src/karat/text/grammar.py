@@ -16,6 +16,7 @@ from karat.errors import RequestError
 from karat.request import StructuredOutputs, shown
 from karat.text.grammar_source import MAX_REPEATS, check_repeats, in_lark
 from karat.text.json_lark import written
+from karat.text.name_spelling import escapes
 from karat.text.schema_closing import without_nulls
 from karat.text.schema_rewriting import MAX_WHOLE, rewritten
 from karat.text.tokenizer import Tokenizer
@@ -261,8 +262,9 @@ def _in_json(form: StructuredOutputs) -> str:
 
 
 def _with_options(schema: Mapping[str, Any]) -> dict[str, Any]:
+    made = rewritten(schema)
     options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
-    return {**rewritten(schema), "x-guidance": options}
+    return {**made, "x-guidance": options | {"json_allowed_escapes": escapes(made)}}
 
 
 def _checked(schema: Mapping[str, Any]) -> dict[str, Any]:
