@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,28 @@ from tests.support.drawn import examples
 
 
 class Echo:
-    """A place that answers what it was sent, a moment later. After `stops_after` answers it gives none."""
+    """A place that answers what it was sent, a moment later. After `stops_after` answers it gives none.
 
-    def __init__(self, name: str = "here", stops_after: int | None = None) -> None:
+    `pause`: what it waits for before an answer, by its number.
+    """
+
+    def __init__(
+        self,
+        name: str = "here",
+        stops_after: int | None = None,
+        pause: Callable[[int], Awaitable[object]] = lambda number: asyncio.sleep(random.random() / 1000),
+    ) -> None:
         self.name = name
         self.asked: list[dict[str, Any]] = []
         self.stops_after = stops_after
+        self.pause = pause
 
     async def post(self, route: str, body: bytes) -> tuple[BatchAnswer, Mapping[str, str]]:
         if self.stops_after is not None and len(self.asked) >= self.stops_after:
             raise FailedError("the connection was refused")
         sent = json.loads(body)
         self.asked.append(sent)
-        await asyncio.sleep(random.random() / 1000)
+        await self.pause(len(self.asked))
         made = {"id": f"x{random.random()}", "echo": sent, "usage": {"completion_tokens": 3}}
         return BatchAnswer(400 if "wrong" in sent["prompt"] else 200, None, json.dumps(made).encode()), {}
 
@@ -139,6 +148,49 @@ def test_places_have_as_many_each(tmp_path: Path) -> None:
     batch, places = batch_of(tmp_path, texts(300)), [Echo("a"), Echo("b"), Echo("c")]
     answered(batch, *places, num_each=4)
     assert all(80 <= len(place.asked) <= 120 for place in places), [len(place.asked) for place in places]
+    batch.journal.close()
+
+
+def test_places_are_dealt_as_many_although_one_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process does on a busy machine: for a moment it answers nothing, and the others would take all there is."""
+    monkeypatch.setattr(running, "PATIENCE_S", 3600)  # nor does anybody wait when there is nothing left to deal out
+    paused = Echo("b", pause=lambda number: asyncio.sleep(0.3 if number <= 4 else 0))
+    batch, places = batch_of(tmp_path, texts(24)), [Echo("a", pause=lambda number: asyncio.sleep(0)), paused]
+    assert answered(batch, *places, num_each=4).num_done == 24
+    assert all(10 <= len(place.asked) <= 14 for place in places)
+    batch.journal.close()
+
+
+def test_a_place_that_is_slow_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for PATIENCE_S seconds in all."""
+    monkeypatch.setattr(running, "PATIENCE_S", 0.2)
+    fast = Echo("a", pause=lambda number: asyncio.sleep(0))
+
+    async def until_the_other_has_answered(_: int) -> None:
+        while len(fast.asked) < 98:
+            await asyncio.sleep(0.01)
+
+    batch, slow = batch_of(tmp_path, texts(100)), Echo("b", pause=until_the_other_has_answered)
+    answered(batch, fast, slow, num_each=2)
+    assert (len(fast.asked), len(slow.asked)) == (98, 2)
+    batch.journal.close()
+
+
+def test_a_place_that_refuses_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where it comes back, the others do not wait until it has had as many."""
+    monkeypatch.setattr(asking, "_FIRST_S", 0.05)
+    monkeypatch.setattr(running, "_LOOK_S", 0.01)
+    monkeypatch.setattr(running, "PATIENCE_S", 3600)
+    batch, dead = batch_of(tmp_path, texts(100)), Echo("b", stops_after=0)
+
+    async def revive(number: int) -> None:
+        await asyncio.sleep(0)
+        if number == 50:
+            dead.stops_after = None
+
+    alive = Echo("a", pause=revive)
+    assert answered(batch, alive, dead, num_each=2, give_up_s=60).num_done == 100
+    assert 50 <= len(alive.asked) <= 98
     batch.journal.close()
 
 

@@ -90,6 +90,11 @@ class PatientPlace:
         self._give_up_s = give_up_s
         self._failing_since: float | None = None
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether its last try gave no answer."""
+        return self._failing_since is not None
+
     async def answer(self, route: str, body: bytes) -> BatchAnswer:
         """Raises ClientError when the place has given no answer to anybody for give_up_s seconds."""
         now, wait_s, bugs = asyncio.get_running_loop().time, _FIRST_S, 0

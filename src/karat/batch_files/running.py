@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,9 @@ from karat.checkpoint.files import whole_file
 from karat.errors import ClientError, KaratError, UsageError
 
 WINDOW = 10_000  # requests whose order is free, so that those that begin alike are neighbours
+PATIENCE_S = 10.0  # how long a place is waited for, all its delays together, so that each gets as many requests
 _COMMIT_S = 0.5
+_LOOK_S = 1.0  # between two looks whether a place that is waited for still answers
 _RATE_S = 300.0  # over which a rate is taken
 
 
@@ -129,19 +132,19 @@ async def answer_pending(
 ) -> None:
     """Ask for all that is pending, of each place `num_each` at a time; what comes is in the journal within a second.
 
-    What a place that gives up was asked goes to the others. ClientError when the last one gives up; it, an error of the
-    disk and a cancellation end it, and what came until then is kept.
+    Places get as many requests each, as long as none is much slower than the others (_Dealing). What a place that gives
+    up was asked goes to the others. ClientError when the last one gives up; it, an error of the disk and a cancellation
+    end it, and what came until then is kept.
     """
-    pending, came, gone = _Pending(batch.pending()), _Kept(batch.journal), set[PatientPlace]()
+    pending, came = _Dealing(batch.pending(), places, num_each), _Kept(batch.journal)
 
     async def work(place: PatientPlace) -> None:
-        while place not in gone and (request := await pending.take()) is not None:
+        while (request := await pending.take(place)) is not None:
             try:
                 answer = await place.answer(request.route, request.content(batch.seed))
             except ClientError:
-                pending.give_back(request)
-                gone.add(place)
-                if len(gone) == len(places):
+                pending.give_back(request, place)
+                if not pending.places:
                     raise
                 return
             meter.count(answer)
@@ -166,34 +169,76 @@ async def answer_pending(
         await asyncio.shield(came.commit())
 
 
-class _Pending:
-    """Requests to ask for. One that was taken is `done`, or is given back and taken by another."""
+class _Dealing:
+    """Requests, dealt out to places. One that was taken is `done`, or is given back and taken by another place.
 
-    def __init__(self, requests: Iterator[BatchRequest]) -> None:
+    A place that is `lead` requests before another waits for it: for PATIENCE_S seconds in all, and not at all for one
+    that gives no answers. So a moment of a busy machine leaves no server idle, and one that is slow keeps nobody.
+    """
+
+    def __init__(self, requests: Iterator[BatchRequest], places: Sequence[PatientPlace], lead: int) -> None:
         self._requests = requests
-        self._returned: deque[BatchRequest] = deque()
+        self._lead = lead
+        self._next: deque[BatchRequest] = deque()  # one of `requests`, and what was given back
         self._num_out = 0
         self._changed = asyncio.Event()
+        self.places = {place: _Dealt() for place in places}  # those that have not given up
 
-    async def take(self) -> BatchRequest | None:
-        """The next request; None when all are done. While others may give one back, it waits."""
-        while True:
-            request = self._returned.popleft() if self._returned else next(self._requests, None)
-            if request is not None:
-                self._num_out += 1
-                return request
-            if not self._num_out:
+    async def take(self, place: PatientPlace) -> BatchRequest | None:
+        """The next request; None when all are done, or the place gave up. While others may give one back, it waits."""
+        while place in self.places:
+            self._next.extend(islice(self._requests, 0 if self._next else 1))
+            if not self._next and not self._num_out:
                 return None
+            wait_s = self._wait_s(place) if self._next else None
+            if self._next and wait_s is None:
+                self._num_out += 1
+                self.places[place].take(monotonic())
+                self._changed.set()
+                return self._next.popleft()
             self._changed.clear()
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+        return None
+
+    def _wait_s(self, place: PatientPlace) -> float | None:
+        """How long the place waits for those behind it, at most; None where it needs not."""
+        now, own, left = monotonic(), self.places[place].num_taken, []
+        for other, dealt in self.places.items():
+            if own - dealt.num_taken < self._lead:
+                continue
+            if other.is_failing:
+                dealt.num_taken = own - self._lead + 1  # it begins beside the others when it comes back
+            elif dealt.waited_s(now) < PATIENCE_S:
+                dealt.awaited_since = dealt.awaited_since or now
+                left.append(min(PATIENCE_S - dealt.waited_s(now), _LOOK_S))
+        return max(left, default=None)
 
     def done(self) -> None:
         self._num_out -= 1
         self._changed.set()
 
-    def give_back(self, request: BatchRequest) -> None:
-        self._returned.append(request)
+    def give_back(self, request: BatchRequest, place: PatientPlace) -> None:
+        """The place gives up."""
+        self.places.pop(place, None)
+        self._next.append(request)
         self.done()
+
+
+@dataclass(slots=True)
+class _Dealt:
+    """What one place was given, and how long others waited for it."""
+
+    num_taken: int = 0
+    awaited_since: float | None = None
+    _waited_s: float = 0.0
+
+    def waited_s(self, now: float) -> float:
+        return self._waited_s + (0.0 if self.awaited_since is None else now - self.awaited_since)
+
+    def take(self, now: float) -> None:
+        self.num_taken += 1
+        self._waited_s, self.awaited_since = self.waited_s(now), None
 
 
 class _Kept:
