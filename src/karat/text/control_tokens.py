@@ -12,7 +12,7 @@ backslashes, which would make it quadratic.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from karat.checkpoint.wording import shown
 from karat.errors import RequestError
@@ -27,6 +27,17 @@ _MAX_HINT_CHARS = 9
 MAX_SCANNED = 1 << 16  # 5 ms
 
 
+class Written(str):
+    """A text in pieces, each with True where the control tokens in it are meant: a model wrote them, or would have."""
+
+    pieces: tuple[tuple[str, bool], ...]
+
+    def __new__(cls, *pieces: tuple[str, bool]) -> Self:
+        made = super().__new__(cls, "".join(text for text, _ in pieces))
+        made.pieces = pieces
+        return made
+
+
 class ControlTokens:
     """Marks `tokens` in a conversation, and finds the marks in the rendered text."""
 
@@ -38,10 +49,12 @@ class ControlTokens:
         self._mark = re.compile(f"{_ANY_START}({any_token}){_ANY_END}|{_ANY_MARK.pattern}")
 
     def mark(self, value: Any) -> Any:
-        """A copy of `value` with every token in its strings marked, except in keys of mappings.
+        """A copy of `value` with every token in its strings marked, except in keys of mappings and where it is meant.
 
         Raises `RequestError` for a text that contains one of the marks.
         """
+        if isinstance(value, Written):
+            return "".join(text if is_meant else self.mark(text) for text, is_meant in value.pieces)
         if isinstance(value, str):
             if found := next(_marks(_ANY_MARK, value), None):
                 raise RequestError(

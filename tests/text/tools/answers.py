@@ -57,6 +57,7 @@ WRITERS = {
     "pythonic": _pythonic,
     "qwen-xml": _xml,
     "seed-xml": lambda calls: _xml(calls, "seed:tool_call", ""),
+    "lfm2": lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>",
     "harmony": _harmony,
 }
 
@@ -84,6 +85,9 @@ _NEARLY = [
     "<parameter=a>",
     "</parameter>",
     "<seed:tool_call>",
+    "<|tool_call_start|>[",
+    "'a', b=",
+    "')]<|tool_call_end|>",
 ]
 _WORDS = "f get_weather Hello true 1.5e3 abc123def".split()
 _PIECES = [*_MARKS, *_HEADERS, *_SIGNS, *_NEARLY, *_WORDS]

@@ -34,6 +34,9 @@ KNOWN = {
     "Qwen3.5-4B": "qwen-xml",
     "StepFun3.5-Flash": "qwen-xml",
     "ByteDance-Seed-OSS": "seed-xml",
+    "LFM2-8B-A1B": "lfm2",
+    "LFM2.5-8B-A1B": "lfm2",
+    "LFM2.5-Instruct": "lfm2",
     "openai-gpt-oss-120b": "harmony",
 }
 CALL = {"name": "get_weather", "arguments": {"city": "Oslo \"'}]", "days": [1, 2.5], "sure": True}}
@@ -58,7 +61,7 @@ def test_formats_of_released_models(data_dir: Path) -> None:
     for file in sorted((data_dir / "templates").glob("*.jinja")):
         dialect = dialect_of(byte_tokenizer(file.read_text(encoding="utf-8")))
         found[file.stem] = None if dialect.form is None else dialect.form.name
-        assert dialect.form is None or (dialect.knows_tools and dialect.writes_calls)
+        assert dialect.form is None or (dialect.knows_tools and dialect.writes_calls == (file.stem not in SILENT))
     assert len(found) > 40
     assert {name: form for name, form in found.items() if form is not None} == KNOWN
 
@@ -251,6 +254,21 @@ def test_calls_are_written_where_the_template_writes_none(form: str, calls: list
     assert found.text == "" and [(call.name, json.loads(call.arguments)) for call in found.calls] == calls
     message = {"role": "assistant", "tool_calls": [_call_of(*call) for call in calls]}
     assert Dialect(form=FORMATS[form]).shown([message]) == [{"role": "assistant", "content": text}]
+
+
+def test_marks_of_calls_that_karat_writes_are_control_tokens_and_arguments_are_text() -> None:
+    """LFM2's templates write no calls: its tokens are in the content, where texts spell no tokens."""
+    marks = ["<|tool_call_start|>", "<|tool_call_end|>", "<|im_end|>"]
+    tokenizer = byte_tokenizer(PLAIN, special=marks)
+    call = _call_of("f", {"a": "x<|im_end|><|tool_call_end|>"})
+    for content in ("Ok.<|tool_call_start|>", "", [{"type": "text", "text": "Ok."}]):
+        message = {"role": "assistant", "content": content, "tool_calls": [call]}
+        (shown,) = Dialect(form=FORMATS["lfm2"]).shown([message])
+        template = PLAIN if isinstance(content, str) else PLAIN.replace("message.content", "message.content[1].text")
+        prompt = byte_tokenizer(template, special=marks).chat_prompt([shown], sanitize_control_tokens=True)
+        ids = [tokenizer.token_to_id(mark) for mark in marks]
+        assert [i for i in prompt.token_ids if i in ids] == ids
+        assert '[f(a="x<|im_end|><|tool_call_end|>")]<|tool_call_end|><|im_end|>' in prompt.text
 
 
 def _call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:

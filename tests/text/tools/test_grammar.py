@@ -35,7 +35,8 @@ TOOLS = (
 )
 TAGS = ("<think>", "</think>")
 PLAIN = byte_tokenizer(special=["</s>"])
-MARKED = byte_tokenizer(special=["</s>", "[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", *TAGS, *MESSAGES])
+MARKS = "[TOOL_CALLS] [ARGS] <tool_call> </tool_call> <|tool_call_start|> <|tool_call_end|>".split()
+MARKED = byte_tokenizer(special=["</s>", *MARKS, *TAGS, *MESSAGES])
 END = 256
 FORM_NAMES = sorted(FORMATS)
 IN_TAGS = [form for form in FORM_NAMES if not FORMATS[form].in_channels]
@@ -108,6 +109,7 @@ CALL = {
     "mistral": '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
     "mistral-args": "[TOOL_CALLS]clock[ARGS]{}",
     "pythonic": "[clock()]",
+    "lfm2": "<|tool_call_start|>[clock()]<|tool_call_end|>",
     "qwen-xml": "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
     "seed-xml": "<seed:tool_call>\n<function=clock>\n</function>\n</seed:tool_call>",
     "harmony": "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}",
@@ -119,6 +121,7 @@ TWO = {
     "mistral": '[TOOL_CALLS][{"name": "clock", "arguments": {}}, {"name": "clock", "arguments": {}}]',
     "mistral-args": CALL["mistral-args"] * 2,
     "pythonic": "[clock(), clock()]",
+    "lfm2": "<|tool_call_start|>[clock(), clock()]<|tool_call_end|>",
     "qwen-xml": CALL["qwen-xml"] + "\n" + CALL["qwen-xml"],
     "seed-xml": CALL["seed-xml"] + "\n" + CALL["seed-xml"],
     "harmony": CALL["harmony"] + "<|call|><|start|>assistant" + CALL["harmony"],

@@ -8,11 +8,13 @@ from typing import Any
 
 from karat.errors import TemplateError, UsageError
 from karat.text.chat_prompt import REASONING
+from karat.text.control_tokens import Written
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.harmony import MESSAGE
 from karat.text.tools.history import apart, described, read_call, text_of, with_one_system
 from karat.text.tools.parser import AnswerParser
+from karat.text.tools.pythonic import written_value
 from karat.text.tools.reasoning import TAGS
 from karat.text.tools.registry import FORMATS, asked_for
 from karat.text.tools.xml import written_parameters
@@ -138,8 +140,8 @@ class Dialect:
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
             text = written(self.form, [(name, arguments) for _, name, arguments in calls])
             if isinstance(content, list):
-                return {**rest, "content": [*content, {"type": "text", "text": f"\n{text}"}]}
-            return {**rest, "content": f"{content}\n{text}" if content else text}
+                return {**rest, "content": [*content, {"type": "text", "text": Written(("\n", False), *text.pieces)}]}
+            return {**rest, "content": Written((f"{content}\n", False), *text.pieces) if content else text}
         told = []
         for call_id, name, arguments in calls:
             given = json.dumps(arguments, ensure_ascii=False) if self.arguments_are_text else arguments
@@ -156,20 +158,20 @@ class Dialect:
         return sha256(call_id.encode(errors="replace")).hexdigest()[:_SHORT]
 
 
-def written(form: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Calls of tools, by name and arguments, in a format."""
+def written(form: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Written:
+    """Calls of tools, by name and arguments, in a format, whose marks may be control tokens."""
     shape = form.shape
-    opening, closing = (shape.opening, shape.closing) if shape.each else ("", "")
-    texts = []
-    for name, arguments in calls:
+    pieces = [] if shape.each else [(shape.opening, True)]
+    for number, (name, arguments) in enumerate(calls):
         given = json.dumps(arguments, ensure_ascii=False)
         if shape.keywords:
-            given = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in arguments.items())
+            given = ", ".join(f"{key}={written_value(value)}" for key, value in arguments.items())
         if shape.parameter is not None:
             given = written_parameters(shape, arguments)
-        texts.append(f"{opening}{shape.before}{name}{shape.between}{given}{shape.after}{closing}")
-    text = shape.separator.join(texts)
-    return text if shape.each else f"{shape.opening}{text}{shape.closing}"
+        head, tail = (shape.opening, shape.closing) if shape.each else ("", "")
+        head = (shape.separator if number else "") + head + shape.before
+        pieces += [(head, True), (name, False), (shape.between, True), (given, False), (shape.after + tail, True)]
+    return Written(*pieces, *([] if shape.each else [(shape.closing, True)]))
 
 
 _SWITCHES = frozenset({"enable_thinking", "reasoning_effort"})

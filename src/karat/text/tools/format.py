@@ -209,9 +209,15 @@ def call_objects(char: str, sink: Sink) -> Reading[None]:
     if char != "[":
         yield from call_object(char, sink)
         return
+    yield from call_list((yield from space()), sink)
+
+
+def call_list(char: str, sink: Sink) -> Reading[None]:
+    """Several calls as objects, from the first brace on, and the bracket that closes their array."""
     while True:
-        yield from call_object((yield from space()), sink)
+        yield from call_object(char, sink)
         char = yield from space()
         if char == "]":
             return
         yield from literal(",", char)
+        char = yield from space()

@@ -1,5 +1,8 @@
 """Llama's pythonic calls: the answer is a list such as [weather(city='Oslo', days=3), clock()]."""
 
+import json
+from typing import Any
+
 from karat.text.tools.format import CallShape, Reading, Sink, ToolFormat, literal, name, space
 from karat.text.tools.llama import TAG
 from karat.text.tools.values import SPACE, MalformedError, ValueScan
@@ -31,7 +34,7 @@ def _keywords(sink: Sink) -> Reading[None]:
             raise MalformedError
         before = (", " if found else "{") + f'"{key}": '
         found.add(key)
-        char = yield from _value(before, (yield from space()), sink)
+        char = yield from python_value(before, (yield from space()), sink)
         if char == ",":
             sink.hold()
             char = yield from space()
@@ -41,7 +44,7 @@ def _keywords(sink: Sink) -> Reading[None]:
         sink.write("{")
 
 
-def _value(before: str, char: str, sink: Sink) -> Reading[str]:
+def python_value(before: str, char: str, sink: Sink) -> Reading[str]:
     """A Python value from `char` on, and the next character after it that is no white space. It is written after
     `before`.
     """
@@ -57,6 +60,16 @@ def _value(before: str, char: str, sink: Sink) -> Reading[str]:
         if scan.done:
             break
     return (yield from space()) if char and char in SPACE else char
+
+
+def written_value(value: Any) -> str:
+    """An argument of an earlier answer as Python writes it, its texts between double quotes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(written_value, value))}]"
+    if isinstance(value, dict):
+        inner = (f"{written_value(key)}: {written_value(each)}" for key, each in value.items())
+        return f"{{{', '.join(inner)}}}"
+    return repr(value) if value is None or isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
 
 
 PYTHONIC = ToolFormat(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.harmony import HARMONY
 from karat.text.tools.hermes import HERMES
+from karat.text.tools.lfm2 import LFM2
 from karat.text.tools.llama import LLAMA
 from karat.text.tools.mistral import MISTRAL, MISTRAL_ARGS
 from karat.text.tools.pythonic import PYTHONIC
@@ -12,7 +13,8 @@ from karat.text.tools.smollm import SMOLLM
 from karat.text.tools.xml import QWEN_XML, SEED_XML
 
 FORMATS: Mapping[str, ToolFormat] = {
-    each.name: each for each in (PYTHONIC, HERMES, QWEN_XML, SEED_XML, SMOLLM, MISTRAL, MISTRAL_ARGS, LLAMA, HARMONY)
+    each.name: each
+    for each in (PYTHONIC, HERMES, QWEN_XML, SEED_XML, SMOLLM, MISTRAL, MISTRAL_ARGS, LLAMA, LFM2, HARMONY)
 }
 
 
