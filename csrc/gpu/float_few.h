@@ -1,5 +1,11 @@
 // Linear layers on stored floats: each output is one chain in the order of columns, or one for each leaf (LinearArgs in
-// contract/kernels.h). All threads copy the next chunks of weights and of x, a thread a row and token adds.
+// contract/kernels.h).
+//
+// Leaves are shared out over as many streams as there are warps for, each a run of neighbouring ones. Columns go by in
+// chunks, of which every stream has a part. All threads copy the next chunks of weights and of x; a thread a row, token
+// and stream adds:
+//
+//     8 leaves, 1 token    warp 0: leaf 0 | warp 1: leaf 1 | …         1 leaf, 4 tokens    warp 0: token 0 | warp 1: …
 #pragma once
 
 #include "formats/formats.h"
@@ -7,11 +13,20 @@
 
 namespace karat::gpu {
 
-template <class Fmt, int kTokens>
+// What changes no bit: bytes of weights in a chunk, how many chunks there is room for, and how far weights are asked
+// for ahead.
+struct FloatPace { int chunk_bytes = 32768, stages = 3, ahead_bytes = 0, blocks_of_core = 2; };
+
+template <class Fmt, int kTokens, FloatPace kPace = FloatPace{}>
 struct FloatFew {
-    static constexpr int kThreads = 256, kColumns = 64, kStages = 3;  // columns of a chunk
-    static constexpr int kWeightsOfStage = kColumns * kRowsOfBlock * Fmt::kBytes, kXOfStage = kTokens * kColumns;
-    static_assert(kTokens * kRowsOfBlock <= kThreads, "chains have a thread for each row and token");
+    static constexpr int kWarps = 8, kThreads = 32 * kWarps, kStages = kPace.stages;
+    static constexpr int kBlocksOfCore = kPace.blocks_of_core;
+    static constexpr int kRowBytes = kRowsOfBlock * Fmt::kBytes;
+    static constexpr int kColumns = kPace.chunk_bytes / kRowBytes;  // of a chunk, over all streams
+    static constexpr int kTogether = 16;                            // columns that a chain reads at once
+    static constexpr int kWeightsOfStage = kColumns * kRowBytes, kXOfStage = kTokens * kColumns;
+    static constexpr int kAhead = pieces(kPace.ahead_bytes, kWeightsOfStage);  // chunks
+    static_assert(kTokens <= kWarps && kColumns % (kWarps * kTogether) == 0 && (kColumns & (kColumns - 1)) == 0);
 
     LinearShape a;
     const float* x;  // [tokens, columns]
@@ -19,8 +34,7 @@ struct FloatFew {
     Grid grid() const {
         return {a.num_blocks(), pieces(a.tokens, kTokens), kThreads,
                 static_cast<std::size_t>(kStages * kWeightsOfStage) +
-                    sizeof(float) * (kStages * kXOfStage + static_cast<int>(kMaxLeaves) * kTokens * kRowsOfBlock) +
-                    128};
+                    sizeof(float) * (kStages * kXOfStage + static_cast<int>(kMaxLeaves) * kTokens * kRowsOfBlock)};
     }
 
     template <class Cta>
@@ -29,7 +43,18 @@ struct FloatFew {
         const std::uint8_t* const weight = a.weight_of(first_token);  // of all tokens, or kTokens is 1
         if (!weight) return;
         const RowsOfBlock rows(a, weight, cta.x(), static_cast<std::size_t>(a.columns) * Fmt::kBytes);
-        const int tokens = left < kTokens ? left : kTokens, chunks = pieces(a.columns, kColumns);
+        const int first_row = a.x_row(first_token);  // of x, and those of the other tokens follow
+        const int tokens = left < kTokens ? left : kTokens;
+        int streams = 1, of_stream_bits = log2_of(kColumns);
+        for (; 2 * streams * tokens <= kWarps && 2 * streams <= a.num_leaves; streams *= 2) --of_stream_bits;
+        const int of_stream = 1 << of_stream_bits, leaves_of_stream = a.num_leaves / streams;
+        const auto begin_of = [&](int stream) { return stream ? a.leaf_ends[stream * leaves_of_stream - 1] : 0; };
+        int longest = 0;
+        for (int stream = 0; stream < streams; ++stream) {
+            const int columns = begin_of(stream + 1) - begin_of(stream);
+            longest = longest < columns ? columns : longest;
+        }
+        const int chunks = pieces(longest, of_stream);
 
         const auto weights = cta.template shared<std::uint8_t>(kStages * kWeightsOfStage);
         const auto staged_x = cta.template shared<float>(kStages * kXOfStage);
@@ -38,70 +63,130 @@ struct FloatFew {
         PerThread<Cta, int> leaf(cta);
 
         const auto fetch = [&](int chunk) {
-            const int first = chunk * kColumns, stage = chunk % kStages;
-            const int count = a.columns - first < kColumns ? a.columns - first : kColumns;
+            const int stage = chunk % kStages;
             cta.each([&](int thread) {
-                const int of_column = rows.count * Fmt::kBytes / 16;
-                for (int i = thread; i < count * of_column; i += kThreads) {
-                    const int column = i / of_column, piece = i % of_column;
-                    const std::size_t row = static_cast<std::size_t>(first + column) * rows.of_panel + rows.in_panel;
-                    cta.copy16(weights, stage * kWeightsOfStage + (column * kRowsOfBlock) * Fmt::kBytes + 16 * piece,
-                               rows.panel + row * Fmt::kBytes + 16 * piece);
+                constexpr int kPieces = kRowBytes / 16;  // of a column; a narrow panel has half
+                for (int i = thread; i < kColumns * kPieces; i += kThreads) {
+                    const int at = i / kPieces, piece = i % kPieces, stream = at >> of_stream_bits;
+                    const int column = begin_of(stream) + chunk * of_stream + (at & (of_stream - 1));
+                    if (column >= begin_of(stream + 1) || 16 * piece >= rows.count * Fmt::kBytes) continue;
+                    const std::size_t row = static_cast<std::size_t>(column) * rows.of_panel + rows.in_panel;
+                    cta.copy16(weights, stage * kWeightsOfStage + 16 * i, rows.panel + row * Fmt::kBytes + 16 * piece);
                 }
                 for (int i = thread; i < tokens * kColumns; i += kThreads) {
-                    const int token = i / kColumns, column = i % kColumns;
-                    if (column >= count) continue;
-                    const std::size_t row = static_cast<std::size_t>(a.x_row(first_token + token));
-                    const std::size_t from = row * a.columns + first + column;
-                    staged_x.set(stage * kXOfStage + i, value_at<float>(x + from));
+                    const int token = i / kColumns, at = i % kColumns, stream = at >> of_stream_bits;
+                    const int column = begin_of(stream) + chunk * of_stream + (at & (of_stream - 1));
+                    if (column >= begin_of(stream + 1)) continue;
+                    const std::size_t row = static_cast<std::size_t>(first_row + token);
+                    cta.copy4(staged_x, stage * kXOfStage + i, x + row * a.columns + column);
                 }
             });
             cta.commit();
         };
+        // Calls f(thread, row, token, stream) for each chain.
+        const auto each_chain = [&](const auto& f) {
+            cta.each([&](int thread) {
+                const int row = thread % 32, warp = thread / 32, stream = warp & (streams - 1),
+                          token = warp >> (log2_of(kColumns) - of_stream_bits);
+                if (token < tokens && row < rows.count) f(thread, row, token, stream);
+            });
+        };
 
-        fetch(0);
-        fetch(1);
-        cta.each([&](int thread) {
+        for (int chunk = 0; chunk < kStages - 1; ++chunk) fetch(chunk);
+        each_chain([&](int thread, int, int, int stream) {
             sum[thread] = 0;
-            leaf[thread] = 0;
+            leaf[thread] = stream * leaves_of_stream;
         });
         for (int chunk = 0; chunk < chunks; ++chunk) {
-            cta.template wait<1>();
+            cta.template wait<kStages - 2>();
             cta.sync();
-            fetch(chunk + 2);  // into the buffer of the chunk before this one
-            cta.each([&](int thread) {
-                const int row = thread % kRowsOfBlock, token = thread / kRowsOfBlock;
-                if (token >= tokens || row >= rows.count) return;
-                const Leaves<decltype(leaf_sums)> leaves{a, leaf_sums, thread, kTokens * kRowsOfBlock};
-                const int first = chunk * kColumns, end = first + kColumns < a.columns ? first + kColumns : a.columns;
-                const int w = chunk % kStages * kColumns * kRowsOfBlock + row;
-                const int x_at = chunk % kStages * kXOfStage + token * kColumns;
-                for (int column = first; column < end;) {
-                    leaves.end_at(column, leaf[thread], sum[thread]);
-                    const int leaf_end = a.leaf_ends[leaf[thread]], until = leaf_end < end ? leaf_end : end;
-                    float s = sum[thread];
-                    for (; column < until; ++column)
-                        s = fma(weight_at(weights, w + (column - first) * kRowsOfBlock),
-                                staged_x.get(x_at + column - first), s);
-                    sum[thread] = s;
+            fetch(chunk + kStages - 1);  // into the buffer of the chunk before this one
+            each_chain([&](int thread, int row, int token, int stream) {
+                const Leaves<decltype(leaf_sums)> leaves{a, leaf_sums, token * kRowsOfBlock + row,
+                                                         kTokens * kRowsOfBlock};
+                const int first = begin_of(stream) + chunk * of_stream, last_leaf = (stream + 1) * leaves_of_stream;
+                const int left_over = begin_of(stream + 1) - first,
+                          count = left_over < of_stream ? left_over : of_stream;
+                const int stage = chunk % kStages, w = stage * kWeightsOfStage + stream * of_stream * kRowBytes;
+                const int x_at = stage * kXOfStage + token * kColumns + stream * of_stream;
+                for (int at = 0; at < count;) {
+                    leaves.end_at(first + at, last_leaf, leaf[thread], sum[thread]);
+                    const int leaf_end = a.leaf_ends[leaf[thread]] - first, until = leaf_end < count ? leaf_end : count;
+                    const auto add = [&](int column) {
+                        sum[thread] = fma(weight_at(weights, w + column * kRowBytes, row), staged_x.get(x_at + column),
+                                          sum[thread]);
+                    };
+                    for (; at < until && at % kTogether; ++at) add(at);
+                    if (const int many = (until - at) / kTogether; many > 0) {
+                        sum[thread] = added(sum[thread], weights, w + at * kRowBytes, row, staged_x, x_at + at, many);
+                        at += many * kTogether;
+                    }
+                    for (; at < until; ++at) add(at);
                 }
             });
         }
-        cta.each([&](int thread) {
-            const int row = thread % kRowsOfBlock, token = thread / kRowsOfBlock;
-            if (token >= tokens || row >= rows.count) return;
-            const Leaves<decltype(leaf_sums)> leaves{a, leaf_sums, thread, kTokens * kRowsOfBlock};
-            leaves.end_at(a.columns, leaf[thread], sum[thread]);
+        each_chain([&](int thread, int row, int token, int stream) {
+            const Leaves<decltype(leaf_sums)> leaves{a, leaf_sums, token * kRowsOfBlock + row, kTokens * kRowsOfBlock};
+            leaves.end_at(begin_of(stream + 1), (stream + 1) * leaves_of_stream, leaf[thread], sum[thread]);
+        });
+        cta.sync();
+        each_chain([&](int, int row, int token, int stream) {
+            if (stream) return;
+            const Leaves<decltype(leaf_sums)> leaves{a, leaf_sums, token * kRowsOfBlock + row, kTokens * kRowsOfBlock};
             leaves.write(rows.first + row, first_token + token);
         });
     }
 
 private:
+    static constexpr KARAT_INLINE int log2_of(int n) { return n == 1 ? 0 : 1 + log2_of(n / 2); }
+
+    using Stored = std::conditional_t<Fmt::kBytes == 4, std::uint32_t, std::uint16_t>;
+
     template <class Weights>
-    static KARAT_INLINE float weight_at(const Weights& weights, int i) {
-        using Stored = std::conditional_t<Fmt::kBytes == 4, std::uint32_t, std::uint16_t>;
-        const Stored stored = weights.template get_as<Stored>(i * Fmt::kBytes);
+    static KARAT_INLINE Stored stored_at(const Weights& weights, int column_at, int row) {
+        return weights.template get_as<Stored>(column_at + row * Fmt::kBytes);
+    }
+    static KARAT_INLINE float read(Stored stored) {
         return Fmt::read(reinterpret_cast<const std::uint8_t*>(&stored)).v;
+    }
+    template <class Weights>
+    static KARAT_INLINE float weight_at(const Weights& weights, int column_at, int row) {
+        return read(stored_at(weights, column_at, row));
+    }
+
+    // The chain after `many` times kTogether columns. While those are added the next ones are read.
+    template <class Weights, class Floats>
+    static KARAT_INLINE float added(float sum, const Weights& weights, int w, int row, const Floats& x, int x_at,
+                                    int many) {
+        Stored ws[2][kTogether];
+        U4 xs[2][kTogether / 4];
+        const auto load = [&](int group, int to) {
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
+                ws[to][i] = stored_at(weights, w + (group * kTogether + i) * kRowBytes, row);
+#pragma unroll
+            for (int i = 0; i < kTogether / 4; ++i) xs[to][i] = x.template get_as<U4>(x_at + group * kTogether + 4 * i);
+        };
+        const auto add = [&](int from) {
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) sum = fma(read(ws[from][i]), float_of(xs[from][i / 4].v[i % 4]), sum);
+        };
+        load(0, 0);
+        int group = 0;
+        for (; group + 2 < many; group += 2) {
+            load(group + 1, 1);
+            add(0);
+            load(group + 2, 0);
+            add(1);
+        }
+        if (group + 1 < many) {
+            load(group + 1, 1);
+            add(0);
+            add(1);
+        } else {
+            add(0);
+        }
+        return sum;
     }
 };
 

@@ -1,12 +1,12 @@
 // Linear layers on block formats for few tokens: products of bytes (dp4a), as IntegerKernels in contract/kernels.h
 // defines them. Formats are read by formats/formats.h, of which a thread has one lane.
 //
-// Columns go by in chunks of 512. Eight warps compute the exact sums (`parts`) of two blocks of 32 columns each, a lane
-// a row; then a thread for each row and token adds the chunk's parts to its chain, in order, while the other warps go
-// on with the next chunk:
+// Columns go by in chunks. Twelve warps compute the exact sums (`parts`) of two blocks of 32 columns each, a lane a
+// row; a warp for each token adds the parts of the chunk before to its rows' chains, in order:
 //
-//     digits   copied 0 | copied 1 | copied 2 | …             three buffers
-//     parts               parts 0  | parts 1  | …             two
+//     weights  asked for some chunks ahead               to come to the L2 cache
+//     digits   copied 0 | copied 1 | copied 2 | …        three buffers
+//     parts               parts 0  | parts 1  | …        two
 //     chains                         chain 0  | chain 1 | …
 //                       barrier    barrier    barrier
 #pragma once
@@ -17,25 +17,41 @@
 
 namespace karat::gpu {
 
-template <class Fmt, int kDigits, int kTokens>
+// What changes no bit: warps that make parts, blocks of 32 columns that each takes at once, how far weights are asked
+// for ahead, and blocks of threads that a multiprocessor is to have registers for.
+struct IntegerPace { int warps, at_once, ahead_bytes, blocks_of_core; };
+template <class Fmt>
+constexpr IntegerPace pace_of_integers(int tokens) {  // sub-blocks of 16 columns take more registers
+    return {Fmt::kSub == 16 ? 16 : 12, Fmt::kSub == 16 ? 1 : 2, 24576, tokens == 1 ? 2 : 1};
+}
+
+template <class Fmt, int kDigits, int kTokens, IntegerPace kPace = pace_of_integers<Fmt>(kTokens)>
 struct IntegerFew {
     using Layout = DigitBlock<kDigits>;
-    static constexpr int kThreads = 256, kWarps = kThreads / 32, kSteps = 16;  // of a chunk: blocks of 32 columns
-    static constexpr int kSubs = kColumnsOfBlock / Fmt::kSub;                  // sub-blocks of one
+    static constexpr int kAtOnce = kPace.at_once, kSteps = kPace.warps * kAtOnce;  // of a chunk: blocks of 32 columns
+    static constexpr int kPartThreads = kPace.warps * 32, kThreads = kPartThreads + kTokens * 32;
+    static constexpr int kBlocksOfCore = kPace.blocks_of_core;
+    static constexpr int kSubs = kColumnsOfBlock / Fmt::kSub;  // sub-blocks of a block of 32 columns
     static constexpr int kBytes = static_cast<int>(Layout::kBytes), kStages = 3;
     static constexpr int kDigitsOfStage = kTokens * kSteps * kBytes;
-    static constexpr int kScalesOfBuffer = kSteps * kSubs * kRowsOfBlock, kPartsOfBuffer = kTokens * kScalesOfBuffer;
-    static_assert(kTokens <= kWarps, "chains have a thread for each row and token");
+    static constexpr int kMinimaOfBuffer = kSteps * kSubs * kRowsOfBlock, kPartsOfBuffer = kTokens * kMinimaOfBuffer;
+    static constexpr int kStoredOfChunk = kSteps * kColumnsOfBlock / Fmt::kColumns;  // blocks of the format
+    static constexpr int kAhead = pieces(kPace.ahead_bytes, kStoredOfChunk * kRowsOfBlock * Fmt::kBytes);  // chunks
+    static constexpr int kTogether = 8 / kSubs;  // blocks of 32 columns whose parts a chain reads at once
+    static_assert(kStoredOfChunk * Fmt::kColumns == kSteps * kColumnsOfBlock, "a chunk has whole blocks");
+
+    struct alignas(8) Part {
+        float sum, scale;  // of code * q, as float32; of the weights times that of the digits
+    };
 
     LinearShape a;
     const std::uint8_t* digits;  // of digits_rows rows
     int digits_rows;
 
     Grid grid() const {
-        constexpr int minima = Fmt::kHasMinimum ? 2 : 0;
         return {a.num_blocks(), pieces(a.tokens, kTokens), kThreads,
-                static_cast<std::size_t>(kStages * kDigitsOfStage) +
-                    sizeof(float) * (2 * kPartsOfBuffer + (2 + minima) * kScalesOfBuffer +
+                static_cast<std::size_t>(kStages * kDigitsOfStage) + sizeof(Part) * 2 * kPartsOfBuffer +
+                    sizeof(float) * ((Fmt::kHasMinimum ? 2 * kMinimaOfBuffer : 0) +
                                      static_cast<int>(kMaxLeaves) * kTokens * kRowsOfBlock)};
     }
 
@@ -45,17 +61,24 @@ struct IntegerFew {
         const std::uint8_t* const weight = a.weight_of(first_token);  // of all tokens, or kTokens is 1
         if (!weight) return;
         const RowsOfBlock rows(a, weight, cta.x(), static_cast<std::size_t>(a.columns / Fmt::kColumns) * Fmt::kBytes);
+        const int first_row = a.x_row(first_token);  // of x, and those of the other tokens follow
         const int tokens = left < kTokens ? left : kTokens;
         const int blocks = a.columns / kColumnsOfBlock, chunks = pieces(blocks, kSteps);
 
         const auto staged = cta.template shared<std::uint8_t>(kStages * kDigitsOfStage);
-        const auto parts = cta.template shared<float>(2 * kPartsOfBuffer);
-        const auto scales = cta.template shared<float>(2 * kScalesOfBuffer);
-        const auto minima = cta.template shared<float>(Fmt::kHasMinimum ? 2 * kScalesOfBuffer : 0);
+        const auto parts = cta.template shared<Part>(2 * kPartsOfBuffer);
+        const auto minima = cta.template shared<float>(Fmt::kHasMinimum ? 2 * kMinimaOfBuffer : 0);
         const auto leaf_sums = cta.template shared<float>(static_cast<int>(kMaxLeaves) * kTokens * kRowsOfBlock);
         PerThread<Cta, float> sum(cta);
         PerThread<Cta, int> leaf(cta);
 
+        const auto prefetch = [&](int first, int end) {  // weights of these chunks, by the first warp of chains
+            cta.each([&](int thread) {
+                const int stored = a.columns / Fmt::kColumns, to = end * kStoredOfChunk;
+                if (const int lane = thread - kPartThreads; lane >= 0 && lane < 32)
+                    rows.prefetch(cta, first * kStoredOfChunk, to < stored ? to : stored, Fmt::kBytes, lane, 32);
+            });
+        };
         const auto fetch = [&](int chunk) {
             cta.each([&](int thread) {
                 constexpr int kPieces = kBytes / 16;
@@ -63,14 +86,14 @@ struct IntegerFew {
                     const int piece = i % kPieces, step = i / kPieces % kSteps, token = i / kPieces / kSteps;
                     const int block = chunk * kSteps + step;
                     if (block >= blocks || token >= tokens) continue;
-                    const std::size_t from =
-                        place_of_block<kBytes>(digits_rows, a.columns, a.x_row(first_token + token), block);
+                    const std::size_t from = place_of_block<kBytes>(digits_rows, a.columns, first_row + token, block);
                     cta.copy16(staged, digits_at(chunk, token, step) + 16 * piece, digits + from + 16 * piece);
                 }
             });
             cta.commit();
         };
 
+        if (kAhead > 0) prefetch(0, kAhead);
         fetch(0);
         fetch(1);
         cta.each([&](int thread) {
@@ -79,32 +102,32 @@ struct IntegerFew {
         });
         cta.template wait<1>();
         cta.sync();
-        for (int chunk = 0; chunk < chunks; ++chunk) {
+        for (int chunk = 0; chunk <= chunks; ++chunk) {
             cta.each([&](int thread) {
-                const int lane = thread % 32;
+                if (thread >= kPartThreads || chunk == chunks) return;
+                const int lane = thread % 32, first = thread / 32 * kAtOnce, to_do = blocks - chunk * kSteps - first;
                 if (lane >= rows.count) return;
-                for (int step = thread / 32; step < kSteps && chunk * kSteps + step < blocks; step += kWarps)
-                    make_parts(rows, lane, chunk, step, tokens, staged, parts, scales, minima);
+                if (to_do >= kAtOnce) make_parts<kAtOnce>(rows, lane, chunk, first, tokens, staged, parts, minima);
+                else
+                    for (int step = first; step < first + to_do; ++step)
+                        make_parts<1>(rows, lane, chunk, step, tokens, staged, parts, minima);
+            });
+            if (kAhead > 0 && chunk < chunks) prefetch(chunk + kAhead, chunk + kAhead + 1);
+            cta.each([&](int thread) {
+                if (thread < kPartThreads || chunk == 0) return;
+                const int row = thread % 32, token = (thread - kPartThreads) / 32;
+                if (token >= tokens || row >= rows.count) return;
+                add_chunk(chunk - 1, row, token, leaf[thread], sum[thread], staged, parts, minima, leaf_sums);
             });
             cta.template wait<0>();
             cta.sync();
             fetch(chunk + 2);  // into the buffer of the chunk before this one
-            cta.each([&](int thread) {
-                const int row = thread % kRowsOfBlock, token = thread / kRowsOfBlock;
-                if (token >= tokens || row >= rows.count) return;
-                const Leaves<decltype(leaf_sums)> leaves{a, leaf_sums, thread, kTokens * kRowsOfBlock};
-                const int count = blocks - chunk * kSteps < kSteps ? blocks - chunk * kSteps : kSteps;
-                for (int step = 0; step < count; ++step) {
-                    leaves.end_at((chunk * kSteps + step) * kColumnsOfBlock, leaf[thread], sum[thread]);
-                    sum[thread] = added(sum[thread], row, token, chunk, step, staged, parts, scales, minima);
-                }
-            });
         }
         cta.each([&](int thread) {
-            const int row = thread % kRowsOfBlock, token = thread / kRowsOfBlock;
-            if (token >= tokens || row >= rows.count) return;
-            const Leaves<decltype(leaf_sums)> leaves{a, leaf_sums, thread, kTokens * kRowsOfBlock};
-            leaves.end_at(a.columns, leaf[thread], sum[thread]);
+            const int row = thread % 32, token = (thread - kPartThreads) / 32;
+            if (thread < kPartThreads || token >= tokens || row >= rows.count) return;
+            const auto leaves = leaves_of(leaf_sums, row, token);
+            leaves.end_at(a.columns, a.num_leaves, leaf[thread], sum[thread]);
             leaves.write(rows.first + row, first_token + token);
         });
     }
@@ -113,37 +136,53 @@ private:
     static KARAT_INLINE int digits_at(int chunk, int token, int step) {
         return ((chunk % kStages * kTokens + token) * kSteps + step) * kBytes;
     }
-    static KARAT_INLINE int scale_at(int chunk, int step, int sub, int row) {
+    static KARAT_INLINE int minimum_at(int chunk, int step, int sub, int row) {
         return ((chunk % 2 * kSteps + step) * kSubs + sub) * kRowsOfBlock + row;
     }
     static KARAT_INLINE int part_at(int chunk, int step, int sub, int token, int row) {
         return (((chunk % 2 * kSteps + step) * kSubs + sub) * kTokens + token) * kRowsOfBlock + row;
     }
+    template <class Sums>
+    KARAT_INLINE Leaves<Sums> leaves_of(const Sums& sums, int row, int token) const {
+        return {a, sums, token * kRowsOfBlock + row, kTokens * kRowsOfBlock};
+    }
 
-    // Parts of a row and 32 columns, for all tokens; their scales and minima.
-    template <class Digits, class Floats>
+    // Parts of a row and kCount blocks of 32 columns, for all tokens; and minima. Whatever is read of weights is asked
+    // for before any of it is used.
+    template <int kCount, class Digits, class Parts, class Floats>
     KARAT_INLINE void make_parts(const RowsOfBlock& rows, int lane, int chunk, int step, int tokens,
-                                 const Digits& staged, const Floats& parts, const Floats& scales,
-                                 const Floats& minima) const {
-        constexpr int kSubsOfBlock = Fmt::kColumns / Fmt::kSub, kWords = Fmt::kSub / 4;
-        const int first_sub = (chunk * kSteps + step) * kSubs;
-        const std::uint8_t* const at =
-            rows.panel + static_cast<std::size_t>(first_sub / kSubsOfBlock) * rows.of_panel * Fmt::kBytes;
-        const Block block = block_of<Fmt>(at, rows.in_panel + lane, rows.of_panel);
-        const auto codes = Fmt::Codes::make();
-        const auto scaled = Fmt::Scales::of(block);
+                                 const Digits& staged, const Parts& parts, const Floats& minima) const {
+        constexpr int kSubsOfStored = Fmt::kColumns / Fmt::kSub, kWords = Fmt::kSub / 4;
+        const auto decoder = Fmt::Codes::make();
+        std::uint32_t codes[kCount][kSubs][kWords];
+        float scales[kCount][kSubs];
 #pragma unroll
-        for (int sub = 0; sub < kSubs; ++sub) {
-            const int s = first_sub % kSubsOfBlock + sub;
-            std::uint32_t words[kWords];
+        for (int i = 0; i < kCount; ++i) {
+            const int first_sub = (chunk * kSteps + step + i) * kSubs;
+            const std::uint8_t* const at =
+                rows.panel + static_cast<std::size_t>(first_sub / kSubsOfStored) * rows.of_panel * Fmt::kBytes;
+            const Block block = block_of<Fmt>(at, rows.in_panel + lane, rows.of_panel);
+            const auto scaled = Fmt::Scales::of(block);
 #pragma unroll
-            for (int c = 0; c < kWords; ++c) words[c] = codes.of(block, s, c).v;
-            scales.set(scale_at(chunk, step, sub, lane), scaled.scale(block, s).v);
-            if constexpr (Fmt::kHasMinimum) minima.set(scale_at(chunk, step, sub, lane), scaled.minimum(block, s).v);
-            for (int token = 0; token < tokens; ++token)
-                parts.set(part_at(chunk, step, sub, token, lane),
-                          part_of(words, sub, digits_at(chunk, token, step), staged));
+            for (int sub = 0; sub < kSubs; ++sub) {
+                const int s = first_sub % kSubsOfStored + sub;
+#pragma unroll
+                for (int c = 0; c < kWords; ++c) codes[i][sub][c] = decoder.of(block, s, c).v;
+                scales[i][sub] = scaled.scale(block, s).v;
+                if constexpr (Fmt::kHasMinimum)
+                    minima.set(minimum_at(chunk, step + i, sub, lane), scaled.minimum(block, s).v);
+            }
         }
+        for (int token = 0; token < tokens; ++token)
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                const int at = digits_at(chunk, token, step + i);
+                const float power = staged.template get_as<float>(at);
+#pragma unroll
+                for (int sub = 0; sub < kSubs; ++sub)
+                    parts.set(part_at(chunk, step + i, sub, token, lane),
+                              {part_of(codes[i][sub], sub, at, staged), scales[i][sub] * power});
+            }
     }
 
     // The exact sum of code * q of a sub-block, as float32; of its digits, for int24.
@@ -173,24 +212,43 @@ private:
         else return fma(float_of_int(of_digit[0]), 65536.0f, float_of_int(of_digit[1] * 256 + of_digit[2]));
     }
 
-    // The chain after 32 more columns.
-    template <class Digits, class Floats>
+    // The chain of a row and token after a chunk.
+    template <class Digits, class Parts, class Floats>
+    KARAT_INLINE void add_chunk(int chunk, int row, int token, int& leaf, float& sum, const Digits& staged,
+                                const Parts& parts, const Floats& minima, const Floats& leaf_sums) const {
+        const int first = chunk * kSteps, left = a.columns / kColumnsOfBlock - first;
+        const int count = left < kSteps ? left : kSteps;
+        for (int step = 0; step < count;) {
+            leaves_of(leaf_sums, row, token).end_at((first + step) * kColumnsOfBlock, a.num_leaves, leaf, sum);
+            const int leaf_end = a.leaf_ends[leaf] / kColumnsOfBlock - first,
+                      until = leaf_end < count ? leaf_end : count;
+            for (; step + kTogether <= until; step += kTogether)
+                sum = added<kTogether>(sum, row, token, chunk, step, staged, parts, minima);
+            for (; step < until; ++step) sum = added<1>(sum, row, token, chunk, step, staged, parts, minima);
+        }
+    }
+
+    // The same after kCount blocks of 32 columns.
+    template <int kCount, class Digits, class Parts, class Floats>
     static KARAT_INLINE float added(float sum, int row, int token, int chunk, int step, const Digits& staged,
-                                    const Floats& parts, const Floats& scales, const Floats& minima) {
-        const int at = digits_at(chunk, token, step);
-        const float power = staged.template get_as<float>(at);
+                                    const Parts& parts, const Floats& minima) {
+        Part part[kCount * kSubs];
 #pragma unroll
-        for (int sub = 0; sub < kSubs; ++sub) {
-            const int scale = scale_at(chunk, step, sub, row);
-            sum = fma(parts.get(part_at(chunk, step, sub, token, row)), scales.get(scale) * power, sum);
+        for (int i = 0; i < kCount * kSubs; ++i)
+            part[i] = parts.get(part_at(chunk, step + i / kSubs, i % kSubs, token, row));
+#pragma unroll
+        for (int i = 0; i < kCount * kSubs; ++i) {
+            sum = fma(part[i].sum, part[i].scale, sum);
             if constexpr (Fmt::kHasMinimum) {
-                const auto q = [&](int i) {
-                    return static_cast<std::int32_t>(
-                        staged.template get_as<std::uint32_t>(at + static_cast<int>(Layout::kSumsAt) + 4 * i));
+                const int at = digits_at(chunk, token, step + i / kSubs), sub = i % kSubs;
+                const auto read = [&](std::size_t from) {
+                    return staged.template get_as<std::uint32_t>(at + static_cast<int>(from));
                 };
-                const float value = kSubs == 1 ? staged.template get_as<float>(at + static_cast<int>(Layout::kValueAt))
-                                               : float_of_int(q(sub)) * power;
-                sum = fma(value, minima.get(scale), sum);
+                const float value = kSubs == 1 ? float_of(read(Layout::kValueAt))
+                                               : float_of_int(static_cast<std::int32_t>(
+                                                     read(Layout::kSumsAt + 4 * static_cast<std::size_t>(sub)))) *
+                                                     float_of(read(0));
+                sum = fma(value, minima.get(minimum_at(chunk, step + i / kSubs, sub, row)), sum);
             }
         }
         return sum;

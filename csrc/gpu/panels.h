@@ -22,24 +22,34 @@ struct RowsOfBlock {
         const bool is_wide = block < halves;
         const int panel_row =
             is_wide ? block / 2 * kPanelRows : wide_rows + (block - halves) * static_cast<int>(kGroupRows);
-        panel = weight + static_cast<std::size_t>(panel_row) * row_bytes;
+        panel = in_global(weight) + static_cast<std::size_t>(panel_row) * row_bytes;
         of_panel = is_wide ? kPanelRows : static_cast<int>(kGroupRows);
         in_panel = is_wide ? block % 2 * kRowsOfBlock : 0;
         first = panel_row + in_panel;
         count = is_wide ? kRowsOfBlock : static_cast<int>(kGroupRows);
     }
+
+    // Asks for what lies at first … end - 1 of a row of `block_bytes` long blocks to come to the L2 cache. Two blocks
+    // of threads have the two halves of a wide panel: each asks for half of the bytes, in one piece.
+    template <class Cta>
+    KARAT_INLINE void prefetch(const Cta& cta, int begin, int end, int block_bytes, int thread, int threads) const {
+        const int all = (end - begin) * of_panel * block_bytes, half = of_panel > kRowsOfBlock ? all / 32 * 16 : all;
+        const int from = in_panel ? half : 0, bytes = in_panel ? all - half : half;
+        const std::size_t at = static_cast<std::size_t>(begin) * of_panel * block_bytes + from;
+        if (all > 0) cta.prefetch(panel + at, bytes, thread, threads);
+    }
 };
 
-// The chain of one output: a sum for each leaf. All leaves of an output lie in shared memory, [leaves, threads].
+// The chains of one output: a sum for each leaf. All leaves of an output lie in shared memory, [leaves, threads].
 template <class Sums>
 struct Leaves {
     const LinearShape& a;
     Sums sums;
     int thread, threads;
 
-    // Ends the leaves that end at `column`.
-    KARAT_INLINE void end_at(int column, int& leaf, float& sum) const {
-        while (leaf < a.num_leaves && a.leaf_ends[leaf] == column) {
+    // Ends the leaves before `last` that end at `column`.
+    KARAT_INLINE void end_at(int column, int last, int& leaf, float& sum) const {
+        while (leaf < last && a.leaf_ends[leaf] == column) {
             sums.set(leaf * threads + thread, sum);
             sum = 0;
             ++leaf;

@@ -29,6 +29,7 @@ struct PerThread {
 extern __shared__ __align__(128) unsigned char simt_shared[];
 
 struct Cta {
+    static constexpr int kLineBytes = 128;
     int used = 0;
 
     KARAT_INLINE int x() const { return static_cast<int>(blockIdx.x); }
@@ -47,11 +48,16 @@ struct Cta {
     }
     KARAT_INLINE void sync() const { __syncthreads(); }
 
-    // Begins to copy 16 bytes of global memory. They are there after `commit`, `wait` and a barrier.
+    // Begins to copy 16 or 4 bytes of global memory. They are there after `commit`, `wait` and a barrier.
     template <class T>
     KARAT_INLINE void copy16(const Shared<T>& to, int i, const void* from) const {
         const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(to.at + i));
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from));
+    }
+    template <class T>
+    KARAT_INLINE void copy4(const Shared<T>& to, int i, const void* from) const {
+        const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(to.at + i));
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from));
     }
     KARAT_INLINE void commit() const { asm volatile("cp.async.commit_group;"); }
     // Waits until at most kLeft of the groups that were committed have not arrived.
@@ -60,11 +66,32 @@ struct Cta {
         asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
     }
 
+    // Asks for `bytes` of global memory, a multiple of 16 at one, to come to the L2 cache. `threads` threads do so
+    // together: this one is number `thread` of them.
+    KARAT_INLINE void prefetch(const std::uint8_t* from, int bytes, int thread, int threads) const {
+#if __CUDA_ARCH__ >= 900 && !defined(KARAT_PREFETCH_LINES)
+        if (thread == 0 && bytes > 0)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+                         "r"(bytes));
+#else
+        for (int at = kLineBytes * thread; at < bytes; at += kLineBytes * threads)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from + at)));
+#endif
+    }
+
     KARAT_INLINE void least(std::int32_t* at, std::int32_t value) const { atomicMin(at, value); }
 };
 
+// How many blocks of threads a multiprocessor is to have registers for: Kernel::kBlocksOfCore, or 1.
 template <class Kernel>
-__global__ void simt_kernel(const __grid_constant__ Kernel kernel) {
+constexpr int blocks_of_core() {
+    if constexpr (requires { Kernel::kBlocksOfCore; }) return Kernel::kBlocksOfCore;
+    else return 1;
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, blocks_of_core<Kernel>())
+    simt_kernel(const __grid_constant__ Kernel kernel) {
     Cta cta;
     kernel.run(cta);
 }

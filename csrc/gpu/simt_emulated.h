@@ -40,14 +40,15 @@ public:
         std::memcpy(at(byte), &value, sizeof value);
     }
     // A copy that was begun: nothing is there yet.
-    void empty16(std::size_t byte) {
-        check<U4>(byte);
-        for (std::size_t w = byte / 4; w < byte / 4 + 4; ++w) {
+    template <class V>
+    void empty(std::size_t byte) {
+        check<V>(byte);
+        for (std::size_t w = byte / 4; w < (byte + sizeof(V)) / 4; ++w) {
             note_write(w);
             words_[w] = kNothing;
         }
     }
-    void arrive16(std::size_t byte, const unsigned char* bytes) { std::memcpy(at(byte), bytes, 16); }
+    void arrive(std::size_t byte, const U4& bytes, std::size_t count) { std::memcpy(at(byte), &bytes, count); }
 
 private:
     struct Touch {
@@ -160,9 +161,11 @@ public:
 
     template <class T>
     void copy16(const Shared<T>& to, int i, const void* from) {
-        Copy copy{to.byte + static_cast<std::size_t>(i) * sizeof(T), value_at<U4>(from)};
-        memory_.empty16(copy.to);
-        open_.push_back(copy);
+        begin_copy<U4>(to, i, from);
+    }
+    template <class T>
+    void copy4(const Shared<T>& to, int i, const void* from) {
+        begin_copy<std::uint32_t>(to, i, from);
     }
     void commit() {
         groups_.push_back(std::move(open_));
@@ -171,9 +174,17 @@ public:
     template <int kLeft>
     void wait() {
         while (groups_.size() > static_cast<std::size_t>(kLeft)) {
-            for (const Copy& copy : groups_.front())
-                memory_.arrive16(copy.to, reinterpret_cast<const unsigned char*>(&copy.bytes));
+            for (const Copy& copy : groups_.front()) memory_.arrive(copy.to, copy.bytes, copy.count);
             groups_.erase(groups_.begin());
+        }
+    }
+
+    // It changes nothing: the address alone is looked at.
+    void prefetch(const std::uint8_t* from, int bytes, int, int) const {
+        if (bytes % 16) throw std::out_of_range("a prefetch of " + std::to_string(bytes) + " bytes");
+        if (bytes > 0) {
+            value_at<U4>(from);
+            value_at<U4>(from + bytes - 16);
         }
     }
 
@@ -183,6 +194,7 @@ private:
     struct Copy {
         std::size_t to;
         U4 bytes;
+        std::size_t count;  // of them
     };
     int x_, y_, threads_;
     SharedMemory& memory_;
@@ -190,6 +202,15 @@ private:
     std::size_t used_ = 0;
     std::vector<Copy> open_;                 // of all threads
     std::vector<std::vector<Copy>> groups_;  // committed, oldest first
+
+    template <class V, class T>
+    void begin_copy(const Shared<T>& to, int i, const void* from) {
+        const V value = value_at<V>(from);
+        Copy copy{to.byte + static_cast<std::size_t>(i) * sizeof(T), {}, sizeof value};
+        std::memcpy(&copy.bytes, &value, sizeof value);
+        memory_.template empty<V>(copy.to);
+        open_.push_back(copy);
+    }
 };
 
 // Launches with the same seed come in the same order.

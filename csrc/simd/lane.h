@@ -39,10 +39,16 @@ KARAT_INLINE float fma(float a, float b, float c) {
 
 // IEEE half precision to float32, exactly.
 KARAT_INLINE float float_of_f16(std::uint16_t half) {
+#if defined(__CUDACC__)
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+    return value;
+#else
     const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fff;
     if (magnitude >= 0x7c00) return float_of(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
     if (magnitude < 0x400) return float_of(sign | bits_of(static_cast<float>(magnitude) * 0x1p-24f));
     return float_of(sign | ((magnitude << 13) + 0x38000000));
+#endif
 }
 
 // A value of global memory. The emulation refuses an address that the GPU would.

@@ -53,14 +53,13 @@ MISTAKES = {
     ),
     "a chain from its end": (
         "integer_few.h",
-        "sum[thread] = added(sum[thread], row, token, chunk, step, staged",
-        "sum[thread] = added(sum[thread], row, token, chunk, MISTAKE ? count - 1 - step : step, staged",
+        "part[i] = parts.get(part_at(chunk, step + i / kSubs,",
+        "part[i] = parts.get(part_at(chunk, step + (MISTAKE ? kCount - 1 - i / kSubs : i / kSubs),",
     ),
     "a product that is rounded before its sum": (
         "integer_few.h",
-        "sum = fma(parts.get(part_at(chunk, step, sub, token, row)), scales.get(scale) * power, sum);",
-        "const float part = parts.get(part_at(chunk, step, sub, token, row)), by = scales.get(scale) * power;\n"
-        "            sum = MISTAKE ? part * by + sum : fma(part, by, sum);",
+        "sum = fma(part[i].sum, part[i].scale, sum);",
+        "sum = MISTAKE ? part[i].sum * part[i].scale + sum : fma(part[i].sum, part[i].scale, sum);",
     ),
     "digits joined as floats": (
         "integer_few.h",
@@ -75,8 +74,8 @@ MISTAKES = {
     ),
     "the minimum of another row": (
         "integer_few.h",
-        "sum = fma(value, minima.get(scale), sum);",
-        "sum = fma(value, minima.get(MISTAKE ? scale ^ 1 : scale), sum);",
+        "minima.get(minimum_at(chunk, step + i / kSubs, sub, row))",
+        "minima.get(minimum_at(chunk, step + i / kSubs, sub, MISTAKE ? row ^ 1 : row))",
     ),
     "a limit of 32767": ("digits.h", "<< 23)) > kLimit;", "<< 23)) > (MISTAKE ? 32767 : kLimit);"),
     "ties away from zero": (
@@ -96,11 +95,19 @@ MISTAKES = {
     ),
     "a chain of floats that is rounded twice": (
         "float_few.h",
-        "s = fma(weight_at(weights, w + (column - first) * kRowsOfBlock),\n"
-        "                                staged_x.get(x_at + column - first), s);",
-        "{ const float weight = weight_at(weights, w + (column - first) * kRowsOfBlock);\n"
-        "  const float of_x = staged_x.get(x_at + column - first);\n"
-        "  s = MISTAKE ? weight * of_x + s : fma(weight, of_x, s); }",
+        "sum = fma(read(ws[from][i]), float_of(xs[from][i / 4].v[i % 4]), sum);",
+        "{ const float weight = read(ws[from][i]), of_x = float_of(xs[from][i / 4].v[i % 4]);\n"
+        "  sum = MISTAKE ? weight * of_x + sum : fma(weight, of_x, sum); }",
+    ),
+    "weights read before they are there": (
+        "float_few.h",
+        "cta.template wait<kStages - 2>();",
+        "if (!MISTAKE) cta.template wait<kStages - 2>();",
+    ),
+    "no barrier before the tree": (
+        "float_few.h",
+        "        cta.sync();\n        each_chain(",
+        "        if (!MISTAKE) cta.sync();\n        each_chain(",
     ),
     "an inner sum in another order": (
         "elementwise.h",
