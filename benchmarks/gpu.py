@@ -1,16 +1,19 @@
 """A GPU, in commands of a few minutes each: python -m benchmarks.gpu STAGE [--device cuda] [--out FILE]
 
-| stage  | what it finds                                                                                    |
-|--------|--------------------------------------------------------------------------------------------------|
-| bits   | the digests of contract 5 in all formats and widths; a model's logits against the CPU's           |
-| decode | seconds of each linear layer of an 8B model for 1, 4 and 16 tokens, beside copying in the same run |
+| stage  | what it finds                                                                                         |
+|--------|-------------------------------------------------------------------------------------------------------|
+| bits   | the digests of contract 5 in all formats and widths; a model's logits against the CPU's                |
+| layers | seconds of each linear layer of an 8B model for 1, 4 and 16 tokens                                     |
+| decode | an 8B model's step for 1, 4 and 16 sequences at a context of 512, and a prompt of 512; --types, --shape |
 
 A stage needs nothing that an earlier one left. It says what it found in a table and, with --out, in a JSON file with
-the card's name. `--device cuda-emulated` rehearses it on layers of a thirty-second of the rows and columns, at least
-256 of these; its times say nothing.
+the card's name. `--device cuda-emulated` rehearses it: `layers` then has a thirty-second of the rows and columns, at
+least 256 of these, and `decode` is better given --shape tiny; the times say nothing.
 
-`bits` ends with status 1 where a bit is another one. `decode` times the device alone: some calls in a row, then one
-read, which waits for them; the median of five.
+`bits` ends with status 1 where a bit is another one. The others measure what a device copies from its memory to its
+memory in the same run, bytes read and written, and give the bytes of weights a second as a share of it. A layer is
+timed as one list of launches on matrices of more than 128 MB in all, so that no cache holds them; a step is timed as
+the engine runs it, its logits on the host, and as its launches alone. All are medians of five.
 """
 
 import argparse
@@ -25,11 +28,17 @@ from typing import Any
 
 import numpy as np
 
+from karat.batch import ForwardBatch
+from karat.bench.shapes import random_model
 from karat.check.session.same_bits import invariance_of
 from karat.checkpoint.weights import Weight
 from karat.config import embedded_model_path
+from karat.engine.model_running import open_runner
 from karat.models.opening import open_model
+from karat.models.registry import build, read_config
 from karat.ops.device import DeviceOps
+from karat.ops.device_plan import DevicePlan
+from karat.ops.executor import StepLimits
 from karat.ops.leaves import leaf_ends
 from karat.ops.registry import create
 from karat.quant import FORMATS
@@ -40,6 +49,8 @@ LAYERS = (("qkv", 6144, 4096, 1), ("o", 4096, 4096, 8), ("gate, up", 28672, 4096
 TYPES = ("Q4_0", "Q4_K", "Q8_0", "BF16")
 TOKENS = (1, 4, 16)
 COPIED_BYTES = 2**30
+BEYOND_CACHES = 128 * 2**20  # bytes
+CONTEXT, BLOCK_SIZE = 512, 16
 
 
 def bits(device: str) -> Iterator[dict[str, Any]]:
@@ -57,31 +68,80 @@ def bits(device: str) -> Iterator[dict[str, Any]]:
         yield {"what": row.setting.name, "same": row.is_right}
 
 
-def decode(device: str) -> Iterator[dict[str, Any]]:
+def layers(device: str) -> Iterator[dict[str, Any]]:
     """A row for copying, then one for each type, layer and number of tokens."""
     share = 32 if device == "cuda-emulated" else 1
     ops = _open(device, "int16")
-    rng = np.random.default_rng(0)
-    big = ops.scale(rng.standard_normal((1, COPIED_BYTES // 4 // share**2), np.float32), 1.0, name="big")
-    copied = _seconds(ops, lambda: ops.scale(big, 1.0, name="copy"))
-    bandwidth = 2 * COPIED_BYTES / share**2 / copied
-    yield {"what": "copy", "seconds": copied, "bytes_per_s": bandwidth}
+    on, rng = ops.kernels, np.random.default_rng(0)
+    bandwidth = _copying(ops, share)
+    yield {"what": "copying", "bytes_per_s": bandwidth}
     for stored in TYPES:
         for name, rows, columns, leaves in LAYERS:
             shape = (rows // share, max(256, columns // share // 256 * 256))
             weight = _random(stored, shape, rng)
-            loaded = ops.load(weight)
-            ends = leaf_ends(shape[1], _block(stored)) if leaves > 1 else (shape[1],)
+            loaded = [ops.load(weight) for _ in range(1 + BEYOND_CACHES // share**2 // weight.num_bytes)]
+            ends = list(leaf_ends(shape[1], _block(stored)) if leaves > 1 else (shape[1],))
             for tokens in TOKENS:
-                x = ops.scale(rng.standard_normal((tokens, shape[1]), np.float32), 1.0, name="x")
-                seconds = _seconds(ops, lambda x=x, w=loaded, e=ends: ops.linear(x, w, leaves=e, name="layer"))  # type: ignore[misc]
-                speed = weight.num_bytes / seconds
-                yield {
-                    "what": f"{stored}, {name}, {tokens} tokens",
-                    "seconds": seconds,
-                    "bytes_per_s": speed,
-                    "of_copy": speed / bandwidth,
-                }
+                x = on.device.array(rng.standard_normal((tokens, shape[1]), np.float32))
+                digits = on.device.quantise(x, on.width) if stored in FORMATS else None
+
+                def all_of_them(x: Any = x, digits: Any = digits, loaded: Any = loaded, ends: Any = ends) -> None:
+                    for each in loaded:
+                        on.device.linears([each], x, digits, on.width, ends, [None], None)
+
+                seconds = _seconds_of_launches(ops, all_of_them) / len(loaded)
+                yield _row(f"{stored}, {name}, {tokens} tokens", seconds, weight.num_bytes, bandwidth)
+
+
+def decode(device: str, shape: str, types: list[str]) -> Iterator[dict[str, Any]]:
+    """A row for copying, then for each type one for each number of sequences, and one for a prompt."""
+    for stored in types:
+        ops = _open(device, "int16")
+        bandwidth = _copying(ops, 32 if device == "cuda-emulated" else 1)
+        yield {"what": "copying", "bytes_per_s": bandwidth}
+        made = random_model(shape, stored=stored).checkpoint
+        config = read_config(made.config)
+        model = build(config, ops, made, num_positions=CONTEXT + 1)
+        read = sum(w.num_bytes for name, w in made.weights.items() if len(w.shape) > 1 and "embed" not in name)
+        blocks_each = -(-(CONTEXT + 1) // BLOCK_SIZE)
+        limits = StepLimits(num_tokens=CONTEXT, num_logit_rows=64, num_seqs=64, context_len=CONTEXT + 1)
+        run = open_runner(model, "float16", [blocks_each * max(TOKENS)], limits, block_size=BLOCK_SIZE)
+        assert isinstance(run, DevicePlan), "a model that is launched as a list"
+        for seq in range(max(TOKENS)):
+            run(_batch([seq], 0, CONTEXT, blocks_each))
+        prompt = _batch([0], 0, CONTEXT, blocks_each)
+        seconds = _median(lambda run=run, prompt=prompt: run(prompt))  # type: ignore[misc]
+        yield {"what": f"{stored}, a prompt of {CONTEXT}", "seconds": seconds, "tokens_per_s": CONTEXT / seconds}
+        for seqs in TOKENS:
+            batch = _batch(list(range(seqs)), CONTEXT, CONTEXT + 1, blocks_each)
+            run(batch)
+            seconds = _median(lambda run=run, batch=batch: run(batch))  # type: ignore[misc]
+            row = _row(f"{stored}, {seqs} sequences", seconds, read, bandwidth)
+            yield row | {"tokens_per_s": seqs / seconds}
+            seconds = _seconds(ops, run.launches(batch).replay)
+            yield _row(f"{stored}, {seqs} sequences, launches", seconds, read, bandwidth)
+
+
+def _batch(seqs: list[int], begin: int, end: int, blocks_each: int) -> ForwardBatch:
+    """Tokens begin … end - 1 of these sequences, each with blocks of its own; the last one's logits are wanted."""
+    new = end - begin
+    positions = [position for _ in seqs for position in range(begin, end)]
+    first = {seq: seq * blocks_each * BLOCK_SIZE for seq in seqs}
+    return ForwardBatch.of(
+        BLOCK_SIZE,
+        token_ids=[position % 97 for position in positions],
+        positions=positions,
+        query_starts=[i * new for i in range(len(seqs) + 1)],
+        context_lens=[end] * len(seqs),
+        logit_rows=[(i + 1) * new - 1 for i in range(len(seqs))],
+        slots=[[first[seq] + position for seq in seqs for position in range(begin, end)]],
+        block_tables=[[list(range(seq * blocks_each, (seq + 1) * blocks_each)) for seq in seqs]],
+    )
+
+
+def _row(what: str, seconds: float, num_bytes: int, bandwidth: float) -> dict[str, Any]:
+    speed = num_bytes / seconds
+    return {"what": what, "seconds": seconds, "bytes_per_s": speed, "of_copying": speed / bandwidth}
 
 
 def _open(device: str, width: str) -> DeviceOps:
@@ -102,30 +162,61 @@ def _random(stored: str, shape: tuple[int, int], rng: np.random.Generator) -> We
     return Weight("layer", stored, shape, data, Path("in-memory"))
 
 
+def _copying(ops: DeviceOps, share: int) -> float:
+    """Bytes a second, read and written."""
+    size = COPIED_BYTES // 4 // share**2
+    source = ops.kernels.device.array(np.zeros(size, np.float32))
+    to = ops.kernels.device.array(np.zeros(size, np.float32))
+    return 8 * size / _seconds_of_launches(ops, lambda: ops.kernels.device.copy(to, source))
+
+
+def _seconds_of_launches(ops: DeviceOps, launch: Callable[[], Any]) -> float:
+    launch()
+    ops.kernels.device.begin_recording()
+    launch()
+    return _seconds(ops, ops.kernels.device.end_recording().replay)
+
+
 def _seconds(ops: DeviceOps, call: Callable[[], Any]) -> float:
-    """Of a call: the median of five series, each about as long as 20 calls, or one where it takes long."""
-    ops.read(call())
-    begun = perf_counter()
-    ops.read(call())
-    count = 20 if perf_counter() - begun < 0.02 else 1
-    series = []
+    """Of a call that asks a device for something: five times some calls, about 20 ms, or one where it takes longer."""
+    one, number = ops.kernels.device.array(np.zeros(1, np.float32)), np.empty(1, np.float32)
+
+    def some(count: int) -> float:
+        begun = perf_counter()
+        for _ in range(count):
+            call()
+        one.read(number)
+        return (perf_counter() - begun) / count
+
+    some(1)
+    count = max(1, int(0.02 / some(1)))
+    return statistics.median(some(count) for _ in range(5))
+
+
+def _median(call: Callable[[], Any]) -> float:
+    times = []
     for _ in range(5):
         begun = perf_counter()
-        for _ in range(count - 1):
-            call()
-        ops.read(ops.scale(call(), 1.0, name="last"))
-        series.append((perf_counter() - begun) / count)
-    return statistics.median(series)
+        call()
+        times.append(perf_counter() - begun)
+    return statistics.median(times)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    parser.add_argument("stage", choices=("bits", "decode"))
+    parser.add_argument("stage", choices=("bits", "layers", "decode"))
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shape", default="llama-3.1-8b", help="of karat.bench.shapes, for decode")
+    parser.add_argument("--types", default="q4_0,q4_k_m,q8_0,bf16", help="of its weights, for decode")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
+    stages: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "bits": lambda: bits(given.device),
+        "layers": lambda: layers(given.device),
+        "decode": lambda: decode(given.device, given.shape, given.types.split(",")),
+    }
     rows = []
-    for row in {"bits": bits, "decode": decode}[given.stage](given.device):
+    for row in stages[given.stage]():
         rows.append(row)
         print(_line(row), flush=True)
     facts = {
@@ -143,10 +234,18 @@ def main(arguments: list[str]) -> int:
 
 
 def _line(row: dict[str, Any]) -> str:
+    parts = [f"{row['what']:<40}"]
     if "same" in row:
-        return f"{row['what']:<40} {'same' if row['same'] else 'DIFFERENT'}"
-    share = f"{row['of_copy']:>8.1%} of copying" if "of_copy" in row else ""
-    return f"{row['what']:<40} {row['seconds'] * 1e6:>10.1f} µs {row['bytes_per_s'] / 1e9:>9.1f} GB/s{share}"
+        parts.append("same" if row["same"] else "DIFFERENT")
+    if "seconds" in row:
+        parts.append(f"{row['seconds'] * 1e6:>10.1f} µs")
+    if "bytes_per_s" in row:
+        parts.append(f"{row['bytes_per_s'] / 1e9:>9.1f} GB/s")
+    if "of_copying" in row:
+        parts.append(f"{row['of_copying']:>8.1%} of copying")
+    if "tokens_per_s" in row:
+        parts.append(f"{row['tokens_per_s']:>9.1f} tokens/s")
+    return " ".join(parts)
 
 
 if __name__ == "__main__":

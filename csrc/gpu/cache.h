@@ -43,36 +43,28 @@ private:
     }
 };
 
-// Stores k and v [tokens, kv_heads, head_dim] at the slots, a thread a number. *lost becomes the least index (over k,
-// then v) of a number that is finite and becomes infinite.
-template <class Fmt>
-struct KvWrite {
-    static constexpr int kThreads = 128;
-    const float *k, *v;
+// Stores K or V [tokens, kv_heads, head_dim] at the slots, an item a number. A number that is finite and becomes
+// infinite is lost: *lost becomes the least (its index in both, K before V) * 2^32 + its bits.
+template <class Fmt, bool kIsValue>
+struct Store {
+    const float* from;
     CacheView cache;
     const std::int32_t* slots;
-    int tokens;
-    std::int32_t* lost;
+    int count;  // of the numbers of K, as of V
+    std::uint64_t* lost;
 
-    KARAT_HOST KARAT_INLINE int count() const { return tokens * static_cast<int>(cache.num_kv_heads * cache.head_dim); }
-    Grid grid() const { return {pieces(count(), kThreads), 2, kThreads, 0}; }
-
-    template <class Cta>
-    KARAT_INLINE void run(Cta& cta) const {
-        cta.each([&](int thread) {
-            const int i = cta.x() * kThreads + thread, dim = static_cast<int>(cache.head_dim);
-            if (i >= count()) return;
-            const int heads = static_cast<int>(cache.num_kv_heads), d = i % dim, head = i / dim % heads;
-            const auto slot = static_cast<std::size_t>(slots[i / dim / heads]);
-            const CachedHead<Fmt> to(cache, head);
-            const bool is_k = cta.y() == 0;
-            const float value = value_at<float>((is_k ? k : v) + i);
-            const auto stored = narrow(value);
-            *(is_k ? to.k(slot) + d * static_cast<int>(CachedHead<Fmt>::kGroup) : to.v(slot) + d) = stored;
-            if ((bits_of(CachedHead<Fmt>::read(&stored)) & 0x7fffffff) == 0x7f800000 &&
-                (bits_of(value) & 0x7f800000) != 0x7f800000)
-                cta.least(lost, cta.y() * count() + i);
-        });
+    KARAT_INLINE void operator()(int i) const { put(i, value_at<float>(from + i)); }
+    KARAT_INLINE void put(int i, float value) const {
+        const int dim = static_cast<int>(cache.head_dim), heads = static_cast<int>(cache.num_kv_heads);
+        const int d = i % dim, head = i / dim % heads;
+        const auto slot = static_cast<std::size_t>(slots[i / dim / heads]);
+        const CachedHead<Fmt> to(cache, head);
+        const auto stored = narrow(value);
+        if constexpr (kIsValue) to.v(slot)[d] = stored;
+        else to.k(slot)[d * static_cast<int>(CachedHead<Fmt>::kGroup)] = stored;
+        if ((bits_of(CachedHead<Fmt>::read(&stored)) & 0x7fffffff) == 0x7f800000 &&
+            (bits_of(value) & 0x7f800000) != 0x7f800000)
+            keep_least(lost, static_cast<std::uint64_t>(kIsValue ? count + i : i) << 32 | bits_of(value));
     }
 
 private:

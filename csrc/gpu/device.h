@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace karat::gpu {
 
@@ -29,9 +30,31 @@ std::size_t free_bytes(Device& device);  // of its memory; 0: not known
 void* allocate(Device& device, std::size_t bytes);
 void release(Device& device, void* at, std::size_t bytes);
 
-void upload(Device& device, void* to, const void* from, std::size_t bytes);    // `from` may be changed at once
-void download(Device& device, void* to, const void* from, std::size_t bytes);  // waits for all that was asked before
+struct Copy {
+    void* to;
+    const void* from;
+    std::size_t bytes;
+};
+void upload(Device& device, const Copy& copy);                   // `from` may be changed at once
+void download(Device& device, const std::vector<Copy>& copies);  // waits for all that was asked before
+void copy(Device& device, const Copy& copy);                     // from the device to the device
 void fill(Device& device, void* at, int byte, std::size_t bytes);
+
+// Memory of the host that downloads are fast to.
+void* allocate_host(Device& device, std::size_t bytes);
+void release_host(void* at);
+
+// Launches that were recorded once, to be asked for again together: a graph of CUDA's, a list in the emulation.
+//
+// Between the two functions launches, fills and copies on the device are noted and not done; nothing can be uploaded or
+// downloaded. What is allocated meanwhile stays with the device (ReusedMemory): a recording reads what it wrote itself,
+// and memory that was allocated before.
+struct Recording {
+    virtual ~Recording() = default;
+    virtual void replay() = 0;
+};
+void begin_recording(Device& device);
+std::unique_ptr<Recording> end_recording(Device& device);
 
 // Memory of a device for as long as it lives.
 class DeviceMemory {

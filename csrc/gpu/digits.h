@@ -32,12 +32,14 @@ struct Quantise {
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
         cta.each([&](int thread) {
-            const int item = cta.x() * kThreads + thread, blocks = columns / kBlock;
-            if (item >= rows * blocks) return;
-            const int row = item / blocks, block = item % blocks;
-            std::uint8_t* const to = out + place_of_block<Layout::kBytes>(rows, columns, row, block);
-            make(x + static_cast<std::size_t>(row) * columns + block * kBlock, reinterpret_cast<std::uint32_t*>(to));
+            if (const int item = cta.x() * kThreads + thread; item < rows * (columns / kBlock)) make_block(item);
         });
+    }
+    // Blocks are counted row by row.
+    KARAT_INLINE void make_block(int item) const {
+        const int blocks = columns / kBlock, row = item / blocks, block = item % blocks;
+        std::uint8_t* const to = out + place_of_block<Layout::kBytes>(rows, columns, row, block);
+        make(x + static_cast<std::size_t>(row) * columns + block * kBlock, reinterpret_cast<std::uint32_t*>(to));
     }
 
 private:

@@ -54,7 +54,7 @@ struct ForEach {
     Item item;
     int count;
 
-    Grid grid() const { return {pieces(count, kThreads), 1, kThreads, 0}; }
+    KARAT_HOST KARAT_INLINE Grid grid() const { return {pieces(count, kThreads), 1, kThreads, 0}; }
 
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
@@ -109,14 +109,22 @@ struct Rope {
     const float *cos, *sin;
     float* out;
     int heads, half;
-    KARAT_INLINE void operator()(int i) const {
+    struct Pair {
+        std::size_t at;  // of the left one; the right one is `half` further on
+        float left, right;
+    };
+    KARAT_INLINE Pair turned(int i) const {
         const int pair = i % half, head = i / half;
         const std::size_t at = static_cast<std::size_t>(head) * 2 * half + pair;
         const std::size_t angle = static_cast<std::size_t>(positions[head / heads]) * half + pair;
         const float left = value_at<float>(x + at), right = value_at<float>(x + at + half);
         const float c = value_at<float>(cos + angle), s = value_at<float>(sin + angle);
-        out[at] = fma(left, c, -(right * s));
-        out[at + half] = fma(right, c, left * s);
+        return {at, fma(left, c, -(right * s)), fma(right, c, left * s)};
+    }
+    KARAT_INLINE void operator()(int i) const {
+        const Pair pair = turned(i);
+        out[pair.at] = pair.left;
+        out[pair.at + half] = pair.right;
     }
 };
 

@@ -1,12 +1,11 @@
 #include "gpu/launches.h"
 
-#include "gpu/attention.h"
-#include "gpu/digits.h"
-#include "gpu/elementwise.h"
 #include "gpu/embedding.h"
 #include "gpu/experts.h"
 #include "gpu/float_few.h"
 #include "gpu/integer_launches.h"
+#include "gpu/joined.h"
+#include "gpu/side_by_side.h"
 
 namespace karat::gpu {
 namespace {
@@ -32,34 +31,60 @@ Format stored_as(CacheType type) {
     return Format::F32;
 }
 
+// Calls f<kDigits>().
+template <class F>
+void with_digits(Activations activations, const F& f) {
+    switch (activations) {
+        case Activations::int8: return f.template operator()<1>();
+        case Activations::int16: return f.template operator()<2>();
+        case Activations::int24: return f.template operator()<3>();
+    }
+}
+
+template <class Item>
+ForEach<Item> each_of(int count, const Item& item) {
+    return {item, count};
+}
 template <class Item>
 void for_each(Device& device, int count, const Item& item) {
-    launch(device, ForEach<Item>{item, count});
+    launch(device, each_of(count, item));
 }
+
+// A kernel whose blocks write rows of `from` in their order, `columns` each, and the digits of these, if they are
+// wanted.
+template <class Kernel>
+void launch_with(Device& device, const DigitsToo& digits, const Kernel& kernel, const float* from, int columns,
+                 int first_column = 0) {
+    if (!digits.out) return launch(device, kernel);
+    constexpr int kBlock = static_cast<int>(kDigitColumns);
+    with_digits(digits.activations, [&]<int kDigits>() {
+        launch(device, WithDigits<Kernel, kDigits>{kernel,
+                                                   {from, digits.rows, digits.columns, digits.out},
+                                                   first_column / kBlock,
+                                                   columns / kBlock,
+                                                   kernel.grid().y});
+    });
+}
+
+Rope rope_of(const RopeShape& s) { return {s.x, s.positions, s.cos, s.sin, s.out, s.heads, s.head_dim / 2}; }
+int pairs_of(const RopeShape& s) { return s.tokens * s.heads * (s.head_dim / 2); }
 
 }  // namespace
 
 void quantise(Device& device, Activations activations, const float* x, int rows, int columns, std::uint8_t* out) {
-    switch (activations) {
-        case Activations::int8: return launch(device, Quantise<1>{x, rows, columns, out});
-        case Activations::int16: return launch(device, Quantise<2>{x, rows, columns, out});
-        case Activations::int24: return launch(device, Quantise<3>{x, rows, columns, out});
-    }
+    with_digits(activations, [&]<int kDigits>() { launch(device, Quantise<kDigits>{x, rows, columns, out}); });
 }
 
-void integer_linear(Device& device, Format format, Activations activations, const LinearShape& shape,
+void integer_linear(Device& device, Format format, Activations activations, const LinearShape* layers, int count,
                     const std::uint8_t* digits, int digits_rows) {
-    switch (activations) {
-        case Activations::int8: return integer_linear_of<1>(device, format, shape, digits, digits_rows);
-        case Activations::int16: return integer_linear_of<2>(device, format, shape, digits, digits_rows);
-        case Activations::int24: return integer_linear_of<3>(device, format, shape, digits, digits_rows);
-    }
+    with_digits(activations,
+                [&]<int kDigits>() { integer_linear_of<kDigits>(device, format, layers, count, digits, digits_rows); });
 }
 
-void float_linear(Device& device, Format format, const LinearShape& shape, const float* x) {
+void float_linear(Device& device, Format format, const LinearShape* layers, int count, const float* x) {
     with_floats(format, [&]<class Fmt>() {
-        if (shape.tokens == 1 || shape.chosen.matrices) launch(device, FloatFew<Fmt, 1>{shape, x});
-        else launch(device, FloatFew<Fmt, 8>{shape, x});
+        if (layers->tokens == 1 || layers->chosen.matrices) launch_layers<FloatFew<Fmt, 1>>(device, layers, count, x);
+        else launch_layers<FloatFew<Fmt, 8>>(device, layers, count, x);
     });
 }
 
@@ -77,11 +102,12 @@ void select_rows(Device& device, const float* x, const std::int32_t* ids, int co
     launch(device, SelectRows{x, ids, count, columns, out});
 }
 
-void rms_norm(Device& device, const float* x, const float* weight, float eps, int rows, int n, float* out) {
-    launch(device, RmsNorm{x, weight, eps, rows, n, out});
+void rms_norm(Device& device, const float* x, const float* weight, float eps, int rows, int n, float* out,
+              const DigitsToo& digits) {
+    launch_with(device, digits, RmsNorm{x, weight, eps, rows, n, out}, out, n);
 }
-void silu_mul(Device& device, const float* gate, const float* up, int count, float* out) {
-    for_each(device, count, SiluMul{gate, up, out});
+void silu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits) {
+    launch_with(device, digits, each_of(count, SiluMul{gate, up, out}), out, ForEach<SiluMul>::kThreads);
 }
 void sigmoid_mul(Device& device, const float* x, const float* gate, int count, int columns, float* out) {
     for_each(device, count, SigmoidMul{x, gate, out, columns});
@@ -92,10 +118,7 @@ void add(Device& device, const float* x, const float* y, int count, float* out) 
 void scale(Device& device, const float* x, float factor, int count, float* out) {
     for_each(device, count, Scale{x, factor, out});
 }
-void rope(Device& device, const float* x, const std::int32_t* positions, const float* cos, const float* sin, int tokens,
-          int heads, int head_dim, float* out) {
-    for_each(device, tokens * heads * (head_dim / 2), Rope{x, positions, cos, sin, out, heads, head_dim / 2});
-}
+void rope(Device& device, const RopeShape& shape) { for_each(device, pairs_of(shape), rope_of(shape)); }
 
 void route(Device& device, const float* logits, int rows, int experts, int chosen, bool renormalised, std::int32_t* ids,
            float* weights) {
@@ -106,14 +129,28 @@ void sum_of_experts(Device& device, const ExpertsShape& shape) {
 }
 
 void kv_write(Device& device, const float* k, const float* v, const CacheView& cache, const std::int32_t* slots,
-              int tokens, std::int32_t* lost) {
-    with_floats(stored_as(cache.type),
-                [&]<class Fmt>() { launch(device, KvWrite<Fmt>{k, v, cache, slots, tokens, lost}); });
+              int tokens, std::uint64_t* lost) {
+    const int count = tokens * static_cast<int>(cache.num_kv_heads * cache.head_dim);
+    with_floats(stored_as(cache.type), [&]<class Fmt>() {
+        const auto keys = each_of(count, Store<Fmt, false>{k, cache, slots, count, lost});
+        launch(device, Beside{keys, each_of(count, Store<Fmt, true>{v, cache, slots, count, lost})});
+    });
 }
 
-void attention(Device& device, const AttentionShape& shape) {
+void rope_kv_write(Device& device, const RopeShape& q, const RopeShape& k, const float* v, const CacheView& cache,
+                   const std::int32_t* slots, int tokens, std::uint64_t* lost) {
+    const int count = tokens * static_cast<int>(cache.num_kv_heads * cache.head_dim);
+    with_floats(stored_as(cache.type), [&]<class Fmt>() {
+        const RopeStore<Fmt> keys{rope_of(k), {nullptr, cache, slots, count, lost}};
+        const auto values = each_of(count, Store<Fmt, true>{v, cache, slots, count, lost});
+        launch(device, Beside{each_of(pairs_of(q), rope_of(q)), Beside{each_of(pairs_of(k), keys), values}});
+    });
+}
+
+void attention(Device& device, const AttentionShape& shape, const DigitsToo& digits) {
     with_floats(stored_as(shape.cache.type), [&]<class Fmt>() { launch(device, AttendSplit<Fmt>{shape}); });
-    launch(device, AttendMerge{shape});
+    const int row = shape.num_heads * shape.head_dim();
+    launch_with(device, digits, AttendMerge{shape}, shape.out, shape.head_dim(), shape.first_token * row);
 }
 
 }  // namespace karat::gpu

@@ -38,6 +38,15 @@ struct LinearShape {
     KARAT_HOST KARAT_INLINE int num_blocks() const { return num_groups() / 4 * 2 + num_groups() % 4; }
 };
 
+// x [tokens, heads, head_dim]; cos and sin are [positions, head_dim / 2].
+struct RopeShape {
+    const float* x;
+    const std::int32_t* positions;
+    const float *cos, *sin;
+    float* out;
+    int tokens, heads, head_dim;
+};
+
 struct ExpertsShape {
     Chosen chosen;
     int rows, columns;

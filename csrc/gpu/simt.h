@@ -69,6 +69,15 @@ KARAT_INLINE float square_root(float f) {
 #endif
 }
 
+// *at becomes the least of itself and `value`, whoever else does so.
+KARAT_INLINE void keep_least(std::uint64_t* at, std::uint64_t value) {
+#if defined(__CUDACC__)
+    atomicMin(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
+#else
+    *at = value < *at ? value : *at;
+#endif
+}
+
 }  // namespace karat::gpu
 
 #if defined(__CUDACC__)

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "gpu/device.h"
+#include "gpu/reused_memory.h"
 #include "gpu/simt.h"
 
 namespace karat::gpu {
@@ -30,11 +31,12 @@ extern __shared__ __align__(128) unsigned char simt_shared[];
 
 struct Cta {
     static constexpr int kLineBytes = 128;
-    int used = 0;
+    int used = 0, first_x = 0;
 
-    KARAT_INLINE int x() const { return static_cast<int>(blockIdx.x); }
+    KARAT_INLINE int x() const { return static_cast<int>(blockIdx.x) - first_x; }
     KARAT_INLINE int y() const { return static_cast<int>(blockIdx.y); }
     KARAT_INLINE int threads() const { return static_cast<int>(blockDim.x); }
+    KARAT_INLINE void count_x_from(int first) { first_x += first; }
 
     template <class T>
     KARAT_INLINE Shared<T> shared(int count) {
@@ -78,8 +80,6 @@ struct Cta {
             asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from + at)));
 #endif
     }
-
-    KARAT_INLINE void least(std::int32_t* at, std::int32_t value) const { atomicMin(at, value); }
 };
 
 // How many blocks of threads a multiprocessor is to have registers for: Kernel::kBlocksOfCore, or 1.
@@ -99,6 +99,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, blocks_of_core<Kernel>())
 struct Device {
     cudaStream_t stream;
     int number;
+    bool is_recording = false;
+    ReusedMemory reused;
     void use() const { cudaSetDevice(number); }  // a thread has a device of its own
 };
 

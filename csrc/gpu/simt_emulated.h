@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -10,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "gpu/reused_memory.h"
 #include "gpu/simt.h"
 
 namespace karat::gpu {
@@ -137,9 +139,10 @@ public:
     Cta(int x, int y, int threads, SharedMemory& memory, Random& random)
         : x_(x), y_(y), threads_(threads), memory_(memory), random_(random) {}
 
-    int x() const { return x_; }
+    int x() const { return x_ - first_x_; }
     int y() const { return y_; }
     int threads() const { return threads_; }
+    void count_x_from(int first) { first_x_ += first; }
 
     template <class T>
     Shared<T> shared(int count) {
@@ -188,15 +191,13 @@ public:
         }
     }
 
-    void least(std::int32_t* at, std::int32_t value) const { *at = std::min(*at, value); }
-
 private:
     struct Copy {
         std::size_t to;
         U4 bytes;
         std::size_t count;  // of them
     };
-    int x_, y_, threads_;
+    int x_, y_, threads_, first_x_ = 0;
     SharedMemory& memory_;
     Random& random_;
     std::size_t used_ = 0;
@@ -216,7 +217,16 @@ private:
 // Launches with the same seed come in the same order.
 struct Device {
     Random random;
+    bool is_recording = false;
+    std::vector<std::function<void()>> recorded;
+    ReusedMemory reused;
+
     explicit Device(unsigned seed) : random(seed) {}
+    template <class Work>
+    void run_or_record(const Work& work) {
+        if (is_recording) recorded.emplace_back(work);
+        else work();
+    }
 };
 
 // Runs all blocks of a launch.
@@ -224,13 +234,15 @@ template <class Kernel>
 void launch(Device& device, const Kernel& kernel) {
     const Grid grid = kernel.grid();
     if (grid.x <= 0 || grid.y <= 0) return;
-    Order order(grid.x * grid.y, device.random);
-    for (int i = 0; i < grid.x * grid.y; ++i) {
-        const int block = order.next();
-        SharedMemory memory(grid.shared_bytes);
-        Cta cta(block % grid.x, block / grid.x, grid.threads, memory, device.random);
-        kernel.run(cta);
-    }
+    device.run_or_record([&device, kernel, grid] {
+        Order order(grid.x * grid.y, device.random);
+        for (int i = 0; i < grid.x * grid.y; ++i) {
+            const int block = order.next();
+            SharedMemory memory(grid.shared_bytes);
+            Cta cta(block % grid.x, block / grid.x, grid.threads, memory, device.random);
+            kernel.run(cta);
+        }
+    });
 }
 
 }  // namespace karat::gpu

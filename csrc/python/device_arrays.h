@@ -43,11 +43,11 @@ inline std::size_t product(const Lengths& shape) {
     return std::accumulate(shape.begin(), shape.end(), std::size_t{1}, std::multiplies<>());
 }
 
-// Numbers of 32 bits in the memory of a device. Views of them share it.
+// Numbers of 32 bits in the memory of a device, from number `first` of this memory on. Views of them share it.
 class Array {
 public:
-    Array(Memory memory, Lengths shape, bool is_float)
-        : memory_(std::move(memory)), shape_(std::move(shape)), is_float_(is_float) {}
+    Array(Memory memory, Lengths shape, bool is_float, std::size_t first = 0)
+        : memory_(std::move(memory)), shape_(std::move(shape)), is_float_(is_float), first_(first) {}
     static Array empty(const std::shared_ptr<gpu::Device>& device, Lengths shape, bool is_float = true) {
         const std::size_t bytes = 4 * product(shape);
         return {std::make_shared<gpu::DeviceMemory>(device, bytes), std::move(shape), is_float};
@@ -60,27 +60,44 @@ public:
     bool is_float() const { return is_float_; }
     float* floats() const {
         require(is_float_, "an array of float32");
-        return memory_->as<float>();
+        return memory_->as<float>() + first_;
     }
     std::int32_t* integers() const {
         require(!is_float_, "an array of int32");
-        return memory_->as<std::int32_t>();
+        return memory_->as<std::int32_t>() + first_;
     }
+    std::size_t bytes() const { return 4 * size(); }
+    void* data() const { return memory_->as<std::int32_t>() + first_; }
+    gpu::Device& device() const { return memory_->device(); }
+
     Array reshape(const Lengths& shape) const {
         require(product(shape) == size(), "a shape of another size");
-        return {memory_, shape, is_float_};
+        return {memory_, shape, is_float_, first_};
     }
+    // The numbers from `first` on.
+    Array view(std::size_t first, const Lengths& shape) const {
+        require(first <= size() && product(shape) <= size() - first, "a view of what an array has not");
+        return {memory_, shape, is_float_, first_ + first};
+    }
+    // Where a download goes.
     template <class T>
-    void read(const Out<T>& to) const {
-        require(to.size() == size() && is_float_ == std::is_same_v<T, float>, "an array to read to");
+    gpu::Copy to(const Out<T>& host) const {
+        require(host.size() == size() && is_float_ == std::is_same_v<T, float>, "an array to read to");
+        return {host.data(), data(), bytes()};
+    }
+    // Waits for all that was asked of the device.
+    template <class T>
+    void read(const Out<T>& host) const {
+        const gpu::Copy copy = to(host);
         const GilReleased released;
-        if (size()) gpu::download(memory_->device(), to.data(), memory_->as<T>(), 4 * size());
+        if (size()) gpu::download(device(), {copy});
     }
 
 private:
     Memory memory_;
     Lengths shape_;
     bool is_float_;
+    std::size_t first_;
 };
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -124,7 +141,7 @@ public:
     void read(Out<std::uint8_t> stored) const {
         require(stored.size() == stored_bytes(), "stored");
         Staging packed(matrix_.packed_bytes());
-        gpu::download(memory_->device(), packed.data(), matrix_.data, matrix_.packed_bytes());
+        gpu::download(memory_->device(), {{packed.data(), matrix_.data, matrix_.packed_bytes()}});
         Matrix here = matrix_;
         here.data = packed.data();
         unpack(here, stored.data());
@@ -157,8 +174,8 @@ private:
             const StoredRows rows{all.order ? all.data : all.data + row * all.stride, all.stride,
                                   all.order ? all.order + row : nullptr};
             pack_panels(part, rows, 0, part.num_panels(), staging.data());
-            gpu::upload(memory_->device(), memory_->as<std::uint8_t>() + row / kGroupRows * matrix_.group_bytes(),
-                        staging.data(), part.packed_bytes());
+            gpu::upload(memory_->device(), {memory_->as<std::uint8_t>() + row / kGroupRows * matrix_.group_bytes(),
+                                            staging.data(), part.packed_bytes()});
         }
     }
 
@@ -188,6 +205,7 @@ struct DeviceCache {
         return {type, static_cast<std::size_t>(num_kv_heads), static_cast<std::size_t>(head_dim),
                 memory.memory->as<std::uint8_t>() + layer_at, memory.region_bytes};
     }
+    std::size_t row() const { return static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(head_dim); }
     int num_slots() const { return narrow(memory.regions * kRegionSlots); }
 };
 

@@ -2,7 +2,8 @@
 // kernels of a GPU, one method a launch or a few.
 //
 // karat.ops.device, which alone calls it, has checked what the ops' contracts ask. Here is checked what memory needs:
-// that arrays are as long as their numbers say. The columns of a step come from the host.
+// that arrays are as long as their numbers say. The columns of a step lie on the device: who uploads them has checked
+// what they point to.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -15,9 +16,51 @@
 namespace karat {
 namespace {
 
+// Layers that the rows of a step choose among, of one type and one shape: where each lies.
+class MatrixTable {
+public:
+    MatrixTable(const std::shared_ptr<gpu::Device>& device, const std::vector<const DeviceMatrix*>& matrices)
+        : first_(matrices.empty() ? nullptr : matrices[0]), count_(narrow(matrices.size())),
+          memory_(device, matrices.size() * sizeof(std::uint8_t*)) {
+        require(first_ != nullptr, "matrices");
+        std::vector<const std::uint8_t*> at;
+        for (const DeviceMatrix* each : matrices) {
+            const Matrix &one = first_->matrix(), &other = each->matrix();
+            require(one.format == other.format && one.rows == other.rows && one.columns == other.columns,
+                    "matrices of one type and shape");
+            at.push_back(other.data);
+        }
+        gpu::upload(*device, {memory_.as<void>(), at.data(), memory_.bytes()});
+    }
+
+    const DeviceMatrix& first() const { return *first_; }
+    int count() const { return count_; }
+    const std::uint8_t* const* places() const { return memory_.as<const std::uint8_t*>(); }
+
+private:
+    const DeviceMatrix* first_;  // what made this keeps the matrices
+    int count_;
+    gpu::DeviceMemory memory_;
+};
+
+// Launches to be asked for again. It keeps its device.
+class Recorded {
+public:
+    Recorded(std::shared_ptr<gpu::Device> device, std::unique_ptr<gpu::Recording> recording)
+        : device_(std::move(device)), recording_(std::move(recording)) {}
+    void replay() {
+        const GilReleased released;
+        recording_->replay();
+    }
+
+private:
+    std::shared_ptr<gpu::Device> device_;
+    std::unique_ptr<gpu::Recording> recording_;
+};
+
 class DeviceApi {
 public:
-    explicit DeviceApi(unsigned number) : handle_(gpu::open_device(number)), device_(*handle_), lost_(handle_, 4) {}
+    explicit DeviceApi(unsigned number) : handle_(gpu::open_device(number)), device_(*handle_) {}
 
     const std::shared_ptr<gpu::Device>& handle() const { return handle_; }
     std::string name() const { return gpu::name_of(device_); }
@@ -26,63 +69,106 @@ public:
     template <class T>
     Array array(In<T> from) {
         Array made = empty(Lengths(from.shape_ptr(), from.shape_ptr() + from.ndim()), std::is_same_v<T, float>);
-        if constexpr (std::is_same_v<T, float>) copy(made.floats(), from);
-        else copy(made.integers(), from);
+        write(made, from);
+        return made;
+    }
+    template <class T>
+    void write(const Array& to, In<T> from) {
+        require(to.size() == from.size() && to.is_float() == std::is_same_v<T, float>, "an array to write to");
+        if (to.size()) gpu::upload(device_, {to.data(), from.data(), to.bytes()});
+    }
+    void fill(const Array& to, int byte) { gpu::fill(device_, to.data(), byte, to.bytes()); }
+    void copy(const Array& to, const Array& from) {
+        require(to.bytes() == from.bytes(), "an array to copy to");
+        gpu::copy(device_, {to.data(), from.data(), to.bytes()});
+    }
+    void read_both(const Array& from, Out<float> to, const Array& integers, Out<std::int32_t> to_integers) {
+        const gpu::Copy first = from.to(to), second = integers.to(to_integers);
+        const GilReleased released;
+        gpu::download(device_, {first, second});
+    }
+    // float32, in memory that a device writes fast.
+    nb::ndarray<nb::numpy, float, nb::ndim<1>> host_array(std::size_t size) {
+        void* const at = gpu::allocate_host(device_, std::max<std::size_t>(1, size) * sizeof(float));
+        return {at, {size}, nb::capsule(at, [](void* p) noexcept { gpu::release_host(p); })};
+    }
+
+    void begin_recording() { gpu::begin_recording(device_); }
+    Recorded end_recording() { return {handle_, gpu::end_recording(device_)}; }
+
+    // The digits of rows of x, as layers on blocks read them.
+    Array quantise(const Array& x, int activations) {
+        require(x.ndim() == 2 && x.shape(1) % kDigitColumns == 0, "x");
+        Array made = digits_of(x.shape(0), x.shape(1), activations);
+        gpu::quantise(device_, width_of(activations), x.floats(), narrow(x.shape(0)), narrow(x.shape(1)),
+                      bytes_of(made));
         return made;
     }
 
-    // `activations` is read for block formats only.
-    Array linear(const DeviceMatrix& matrix, const Array& x, int activations, const std::vector<int>& leaves,
-                 const Array* bias, const Array* residual) {
-        require(x.ndim() == 2 && x.shape(1) == matrix.matrix().columns, "x");
-        require(activations >= 1 && activations <= 3, "activations");
-        Array out = empty({x.shape(0), matrix.matrix().rows});
-        require(!bias || bias->size() == matrix.matrix().rows, "bias");
-        require(!residual || residual->size() == out.size(), "residual");
+    // Layers of one x. `digits` are those of x, `activations` their width: layers on blocks read them, others x. A
+    // residual is for one layer alone.
+    using Matrices = std::vector<const DeviceMatrix*>;
+    std::vector<Array> linears(const Matrices& matrices, const Array& x, const std::optional<Array>& digits,
+                               int activations, const std::vector<int>& leaves,
+                               const std::vector<std::optional<Array>>& biases, const std::optional<Array>& residual) {
+        require(matrices.size() == biases.size() && (!residual || matrices.size() == 1), "matrices");
         require_leaves(leaves);
-        require(leaves.back() == matrix.columns(), "leaves");
-        gpu::LinearShape shape = matrix.shape(narrow(x.shape(0)), out.floats());
-        shape.bias = bias ? bias->floats() : nullptr;
-        shape.residual = residual ? residual->floats() : nullptr;
-        shape.num_leaves = narrow(leaves.size());
-        for (std::size_t i = 0; i < leaves.size(); ++i) {
-            require(leaves[i] % narrow(matrix.matrix().info().block_columns) == 0, "leaves");
-            shape.leaf_ends[i] = leaves[i];
+        std::vector<Array> made;
+        std::vector<gpu::LinearShape> shapes;
+        for (std::size_t i = 0; i < matrices.size(); ++i) {
+            const Matrix& matrix = matrices[i]->matrix();
+            require(x.ndim() == 2 && x.shape(1) == matrix.columns && leaves.back() == matrices[i]->columns(), "x");
+            made.push_back(empty({x.shape(0), matrix.rows}));
+            gpu::LinearShape shape = matrices[i]->shape(narrow(x.shape(0)), made.back().floats());
+            require(!biases[i] || biases[i]->size() == matrix.rows, "bias");
+            require(!residual || residual->size() == made.back().size(), "residual");
+            shape.bias = biases[i] ? biases[i]->floats() : nullptr;
+            shape.residual = residual ? residual->floats() : nullptr;
+            shape.num_leaves = narrow(leaves.size());
+            for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
+                require(leaves[leaf] % narrow(matrix.info().block_columns) == 0, "leaves");
+                shape.leaf_ends[leaf] = leaves[leaf];
+            }
+            shapes.push_back(shape);
         }
-        const float* const from = x.floats();
-        const GilReleased released;
-        multiply(matrix.matrix(), shape, from, shape.tokens, activations);
-        return out;
+        for (std::size_t first = 0, end; first < shapes.size(); first = end) {
+            const Matrix& matrix = matrices[first]->matrix();
+            end = first + 1;
+            while (end < shapes.size() && end - first < gpu::kMostBeside &&
+                   matrices[end]->matrix().format == matrix.format)
+                ++end;
+            launch_layers(matrix, &shapes[first], narrow(end - first), x, digits, activations);
+        }
+        return made;
     }
 
-    Array embedding(const DeviceMatrix& table, Numbers ids) {
-        require_below(ids, table.rows(), "ids");
+    Array embedding(const DeviceMatrix& table, const Array& ids) {
         Array out = empty({ids.size(), table.matrix().columns});
-        const Column<std::int32_t> at(*this, ids);
-        gpu::embedding(device_, table.matrix().format, table.shape(narrow(ids.size()), out.floats()), at);
+        gpu::embedding(device_, table.matrix().format, table.shape(narrow(ids.size()), out.floats()), ids.integers());
         return out;
     }
-    Array select_rows(const Array& x, Numbers rows) {
+    Array select_rows(const Array& x, const Array& rows) {
         require(x.ndim() == 2, "x");
-        require_below(rows, narrow(x.shape(0)), "rows");
         Array out = empty({rows.size(), x.shape(1)});
-        const Column<std::int32_t> at(*this, rows);
-        gpu::select_rows(device_, x.floats(), at, narrow(rows.size()), narrow(x.shape(1)), out.floats());
+        gpu::select_rows(device_, x.floats(), rows.integers(), narrow(rows.size()), narrow(x.shape(1)), out.floats());
         return out;
     }
 
-    Array rms_norm(const Array& x, const Array& weight, double eps) {
+    // With activations, the width of integers, the digits of the result come too: rows are then those of the weight.
+    using WithDigits = std::pair<Array, std::optional<Array>>;
+    WithDigits rms_norm(const Array& x, const Array& weight, double eps, int activations) {
         require(weight.size() > 0 && x.size() % weight.size() == 0, "x");
-        Array out = like(x);
+        WithDigits made = with_digits(x.shape(), weight.size(), activations);
         gpu::rms_norm(device_, x.floats(), weight.floats(), static_cast<float>(eps), narrow(x.size() / weight.size()),
-                      narrow(weight.size()), out.floats());
-        return out;
+                      narrow(weight.size()), made.first.floats(), digits_too(made, activations));
+        return made;
     }
-    Array silu_mul(const Array& gate, const Array& up) {
-        require(gate.size() == up.size(), "gate");
-        Array out = like(up);
-        gpu::silu_mul(device_, gate.floats(), up.floats(), narrow(up.size()), out.floats());
-        return out;
+    WithDigits silu_mul(const Array& gate, const Array& up, int activations) {
+        require(gate.size() == up.size() && up.ndim() > 0, "gate");
+        WithDigits made = with_digits(up.shape(), up.shape(up.ndim() - 1), activations);
+        gpu::silu_mul(device_, gate.floats(), up.floats(), narrow(up.size()), made.first.floats(),
+                      digits_too(made, activations));
+        return made;
     }
     Array sigmoid_mul(const Array& x, const Array& gate) {
         require(gate.size() > 0 && x.size() % gate.size() == 0, "gate");
@@ -103,14 +189,9 @@ public:
         return out;
     }
 
-    Array rope(const Array& x, Numbers positions, const Array& cos, const Array& sin) {
-        require(x.ndim() == 3 && x.shape(0) == positions.size(), "x");
-        require(cos.ndim() == 2 && cos.size() == sin.size() && 2 * cos.shape(1) == x.shape(2), "cos");
-        require_below(positions, narrow(cos.shape(0)), "positions");
+    Array rope(const Array& x, const Array& positions, const Array& cos, const Array& sin) {
         Array out = like(x);
-        const Column<std::int32_t> at(*this, positions);
-        gpu::rope(device_, x.floats(), at, cos.floats(), sin.floats(), narrow(x.shape(0)), narrow(x.shape(1)),
-                  narrow(x.shape(2)), out.floats());
+        gpu::rope(device_, rope_shape(x, positions, cos, sin, &out));
         return out;
     }
 
@@ -124,41 +205,33 @@ public:
         return made;
     }
 
-    // Matrices of one role have one type and one shape; leaves are ends among them.
-    using Matrices = std::vector<const DeviceMatrix*>;
-    Array experts(const Array& x, const Array& ids, const Array& weights, const Matrices& gates, const Matrices& ups,
-                  const Matrices& downs, int first, const std::vector<int>& leaves, int activations) {
-        const std::size_t count = gates.size(), inner = gates.empty() ? 0 : gates[0]->matrix().rows;
+    // Leaves are ends among the matrices, of which the first is that of id `first`.
+    Array experts(const Array& x, const Array& ids, const Array& weights, const MatrixTable& gates,
+                  const MatrixTable& ups, const MatrixTable& downs, int first, const std::vector<int>& leaves,
+                  int activations) {
+        const std::size_t inner = gates.first().matrix().rows;
         require(x.ndim() == 2 && ids.ndim() == 2 && ids.shape(0) == x.shape(0) && weights.size() == ids.size(), "x");
-        require(count > 0 && ups.size() == count && downs.size() == count, "experts");
-        for (std::size_t i = 0; i < count; ++i) {
-            for (const DeviceMatrix* into : {gates[i], ups[i]})
-                require(into->matrix().rows == inner && into->matrix().columns == x.shape(1), "gates and ups");
-            require(downs[i]->matrix().rows == x.shape(1) && downs[i]->matrix().columns == inner, "downs");
-        }
+        require(ups.count() == gates.count() && downs.count() == gates.count(), "experts");
+        for (const MatrixTable* into : {&gates, &ups})
+            require(into->first().matrix().rows == inner && into->first().matrix().columns == x.shape(1),
+                    "gates and ups");
+        require(downs.first().matrix().rows == x.shape(1) && downs.first().matrix().columns == inner, "downs");
         require_leaves(leaves);
-        require(activations >= 1 && activations <= 3, "activations");
         const int rows = narrow(x.shape(0)), per_row = narrow(ids.shape(1)), pairs = rows * per_row;
         const Array gate = empty({ids.size(), inner}), up = empty({ids.size(), inner});
         const Array down = empty({ids.size(), x.shape(1)}), out = like(x);
-        const auto multiplied = [&](const Matrices& matrices, const Array& from, int from_rows, int of_row,
-                                    const Array& to) {
-            std::vector<std::int64_t> at;
-            for (const DeviceMatrix* matrix : matrices) {
-                require(matrix->matrix().format == matrices[0]->matrix().format, "experts of one type");
-                at.push_back(reinterpret_cast<std::int64_t>(matrix->matrix().data));
-            }
-            const gpu::DeviceMemory table(handle_, at.size() * sizeof at[0]);
-            gpu::upload(device_, table.as<void>(), at.data(), table.bytes());
-            gpu::LinearShape shape = matrices[0]->shape(pairs, to.floats());
-            shape.chosen = {table.as<const std::uint8_t*>(), ids.integers(), first, narrow(count), of_row};
-            multiply(matrices[0]->matrix(), shape, from.floats(), from_rows, activations);
+        const auto multiplied = [&](const MatrixTable& table, const Array& from, int of_row, const Array& to) {
+            gpu::LinearShape shape = table.first().shape(pairs, to.floats());
+            shape.chosen = {table.places(), ids.integers(), first, table.count(), of_row};
+            const Matrix& matrix = table.first().matrix();
+            const auto digits = matrix.in_blocks() ? std::optional(quantise(from, activations)) : std::nullopt;
+            launch_layers(matrix, &shape, 1, from, digits, activations);
         };
-        multiplied(gates, x, rows, per_row, gate);
-        multiplied(ups, x, rows, per_row, up);
-        gpu::silu_mul(device_, gate.floats(), up.floats(), narrow(gate.size()), gate.floats());
-        multiplied(downs, gate, pairs, 1, down);
-        gpu::ExpertsShape shape{{nullptr, ids.integers(), first, narrow(count), per_row},
+        multiplied(gates, x, per_row, gate);
+        multiplied(ups, x, per_row, up);
+        gpu::silu_mul(device_, gate.floats(), up.floats(), narrow(gate.size()), gate.floats(), {});
+        multiplied(downs, gate, 1, down);
+        gpu::ExpertsShape shape{{nullptr, ids.integers(), first, gates.count(), per_row},
                                 rows,
                                 narrow(x.shape(1)),
                                 down.floats(),
@@ -171,44 +244,47 @@ public:
         return out;
     }
 
-    // The index of the first number (over k, then v) that is finite and does not fit the cache's type, or -1.
-    std::int32_t kv_write(const Array& k, const Array& v, const DeviceCache& cache, Numbers slots) {
-        const std::size_t row = static_cast<std::size_t>(cache.num_kv_heads) * static_cast<std::size_t>(cache.head_dim);
-        require(k.size() == slots.size() * row && v.size() == k.size(), "k");
-        require_below(slots, cache.num_slots(), "slots");
-        constexpr std::int32_t kNone = 0x7fffffff;
-        std::int32_t lost = kNone;
-        gpu::upload(device_, lost_.as<void>(), &lost, sizeof lost);
-        const Column<std::int32_t> at(*this, slots);
-        gpu::kv_write(device_, k.floats(), v.floats(), cache.view(), at, narrow(slots.size()),
-                      lost_.as<std::int32_t>());
-        gpu::download(device_, &lost, lost_.as<void>(), sizeof lost);
-        return lost == kNone ? -1 : lost;
+    // `lost` [2] is filled with -1, and tells of a number that the cache cannot hold (gpu/cache.h, Store).
+    void kv_write(const Array& k, const Array& v, const DeviceCache& cache, const Array& slots, const Array& lost) {
+        const std::size_t count = slots.size() * cache.row();
+        require(k.size() == count && v.size() == count && lost.size() == 2, "k");
+        gpu::kv_write(device_, k.floats(), v.floats(), cache.view(), slots.integers(), narrow(slots.size()),
+                      reinterpret_cast<std::uint64_t*>(lost.integers()));
+    }
+    // q after RoPE; k after RoPE, and v, go to the cache alone.
+    Array rope_kv_write(const Array& q, const Array& k, const Array& v, const Array& positions, const Array& cos,
+                        const Array& sin, const DeviceCache& cache, const Array& slots, const Array& lost) {
+        const std::size_t count = slots.size() * cache.row();
+        require(k.size() == count && v.size() == count && lost.size() == 2, "k");
+        require(k.ndim() == 3 && k.shape(2) == static_cast<std::size_t>(cache.head_dim), "k");
+        Array out = like(q);
+        gpu::rope_kv_write(device_, rope_shape(q, positions, cos, sin, &out),
+                           rope_shape(k, positions, cos, sin, nullptr), v.floats(), cache.view(), slots.integers(),
+                           narrow(slots.size()), reinterpret_cast<std::uint64_t*>(lost.integers()));
+        return out;
     }
 
-    // [tokens, heads, head_dim]. `scores`, if there are any, are [heads, tokens of sequence score_seq, its context]:
-    // those of visible keys are written.
-    Array attention(const Array& q, const DeviceCache& cache, Numbers positions, Numbers query_starts,
-                    Numbers block_tables, int block_size, int group_heads, int first_head, float scale, int window,
-                    std::optional<Out<float>> scores, int score_seq) {
+    // [tokens, heads * head_dim]. `splits` of 256 keys hold the longest sequence. `scores`, if there are any, are
+    // [heads, tokens of sequence score_seq, its context]: those of visible keys are written.
+    WithDigits attention(const Array& q, const DeviceCache& cache, const Array& positions, const Array& query_starts,
+                         const Array& block_tables, int splits, int block_size, int group_heads, int first_head,
+                         float scale, int window, std::optional<Out<float>> scores, int score_seq, int activations) {
         require(q.ndim() == 3 && q.shape(0) == positions.size(), "q");
         require(q.shape(2) == static_cast<std::size_t>(cache.head_dim), "head_dim");
         require(block_tables.ndim() == 2 && query_starts.size() == block_tables.shape(0) + 1, "block_tables");
         require(!scores || scores->ndim() == 3, "scores");
-        Array out = like(q);
+        WithDigits made = with_digits({q.shape(0), q.shape(1) * q.shape(2)}, q.shape(2), activations);
         const int tokens = narrow(positions.size());
-        const int last = tokens ? *std::max_element(positions.data(), positions.data() + positions.size()) : 0;
-        const Column<std::int32_t> at(*this, positions), starts(*this, query_starts), tables(*this, block_tables);
         gpu::AttentionShape shape{};
         shape.cache = cache.view();
         shape.max_blocks = narrow(block_tables.shape(1));
         shape.block_size = block_size;
-        shape.num_splits = last / narrow(kSplitKeys) + 1;
-        shape.positions = at;
-        shape.query_starts = starts;
-        shape.block_tables = tables;
+        shape.num_splits = splits;
+        shape.positions = positions.integers();
+        shape.query_starts = query_starts.integers();
+        shape.block_tables = block_tables.integers();
         shape.q = q.floats();
-        shape.out = out.floats();
+        shape.out = made.first.floats();
         shape.num_heads = narrow(q.shape(1));
         shape.group_heads = group_heads;
         shape.first_head = first_head;
@@ -218,22 +294,22 @@ public:
         std::optional<gpu::DeviceMemory> shown;
         if (scores) {
             shown.emplace(handle_, scores->size() * sizeof(float));
-            gpu::upload(device_, shown->as<void>(), scores->data(), shown->bytes());
+            gpu::upload(device_, {shown->as<void>(), scores->data(), shown->bytes()});
             shape.scores = shown->as<float>();
             shape.score_seq = score_seq;
             shape.score_context = narrow(scores->shape(2));
         }
-        const std::size_t of_token = q.shape(1) * static_cast<std::size_t>(shape.num_splits) * (q.shape(2) + 2) * 4;
+        const std::size_t of_token = q.shape(1) * static_cast<std::size_t>(splits) * (q.shape(2) + 2) * 4;
         const int at_once = narrow(std::max<std::size_t>(1, kPartsBytes / std::max<std::size_t>(1, of_token)));
         const gpu::DeviceMemory parts(handle_, static_cast<std::size_t>(std::min(tokens, at_once)) * of_token);
         shape.parts = parts.as<float>();
         for (int token = 0; token < tokens; token += at_once) {
             shape.first_token = token;
             shape.num_tokens = std::min(tokens - token, at_once);
-            gpu::attention(device_, shape);
+            gpu::attention(device_, shape, digits_too(made, activations));
         }
-        if (scores) gpu::download(device_, scores->data(), shown->as<void>(), shown->bytes());
-        return out;
+        if (scores) gpu::download(device_, {{scores->data(), shown->as<void>(), shown->bytes()}});
+        return made;
     }
 
 private:
@@ -241,46 +317,58 @@ private:
 
     std::shared_ptr<gpu::Device> handle_;
     gpu::Device& device_;
-    gpu::DeviceMemory lost_;
-
-    // Numbers of the host on the device, for a launch.
-    template <class T>
-    class Column {
-    public:
-        Column(DeviceApi& api, const In<T>& from) : memory_(api.handle_, from.size() * sizeof(T)) {
-            api.copy(memory_.template as<T>(), from);
-        }
-        operator const T*() const { return memory_.template as<T>(); }
-
-    private:
-        gpu::DeviceMemory memory_;
-    };
 
     Array empty(Lengths shape, bool is_float = true) const { return Array::empty(handle_, std::move(shape), is_float); }
     Array like(const Array& x) const { return empty(x.shape()); }
-    template <class T>
-    void copy(T* to, const In<T>& from) {
-        if (from.size()) gpu::upload(device_, to, from.data(), from.size() * sizeof(T));
+
+    static Activations width_of(int activations) {
+        require(activations >= 1 && activations <= 3, "activations");
+        return static_cast<Activations>(activations);
+    }
+    static std::size_t digit_words(std::size_t columns, int activations) {  // of a row
+        return columns / kDigitColumns * kDigitBlockBytes[static_cast<int>(width_of(activations))] / 4;
+    }
+    Array digits_of(std::size_t rows, std::size_t columns, int activations) const {
+        return empty({rows, digit_words(columns, activations)}, false);
+    }
+    static std::uint8_t* bytes_of(const Array& digits) { return reinterpret_cast<std::uint8_t*>(digits.integers()); }
+
+    // A result of this shape, written in pieces of `piece` columns; with activations, digits of its rows, too.
+    WithDigits with_digits(const Lengths& shape, std::size_t piece, int activations) const {
+        WithDigits made{empty(shape), std::nullopt};
+        if (activations == 0) return made;
+        const std::size_t columns = shape.back();
+        require(shape.size() == 2 && piece % kDigitColumns == 0 && columns % piece == 0, "digits of other rows");
+        made.second = digits_of(shape[0], columns, activations);
+        return made;
+    }
+    static gpu::DigitsToo digits_too(const WithDigits& made, int activations) {
+        if (!made.second) return {};
+        return {bytes_of(*made.second), width_of(activations), narrow(made.first.shape(0)),
+                narrow(made.first.shape(1))};
     }
 
-    // The layer of `shape`; x is of x_rows rows.
-    void multiply(const Matrix& matrix, const gpu::LinearShape& shape, const float* x, int x_rows, int activations) {
-        if (!matrix.in_blocks()) return gpu::float_linear(device_, matrix.format, shape, x);
-        const auto width = static_cast<Activations>(activations);
-        const std::size_t blocks = static_cast<std::size_t>(x_rows) * matrix.columns / kDigitColumns;
-        const gpu::DeviceMemory digits(handle_, blocks * kDigitBlockBytes[activations]);
-        gpu::quantise(device_, width, x, x_rows, shape.columns, digits.as<std::uint8_t>());
-        gpu::integer_linear(device_, matrix.format, width, shape, digits.as<std::uint8_t>(), x_rows);
+    void launch_layers(const Matrix& matrix, const gpu::LinearShape* shapes, int count, const Array& x,
+                       const std::optional<Array>& digits, int activations) {
+        const float* const from = x.floats();
+        const int rows = narrow(x.shape(0));
+        if (!matrix.in_blocks()) return gpu::float_linear(device_, matrix.format, shapes, count, from);
+        require(digits && digits->shape() == Lengths{x.shape(0), digit_words(x.shape(1), activations)}, "digits");
+        gpu::integer_linear(device_, matrix.format, width_of(activations), shapes, count, bytes_of(*digits), rows);
+    }
+    static gpu::RopeShape rope_shape(const Array& x, const Array& positions, const Array& cos, const Array& sin,
+                                     const Array* out) {
+        require(x.ndim() == 3 && x.shape(0) == positions.size(), "x");
+        require(cos.ndim() == 2 && cos.size() == sin.size() && 2 * cos.shape(1) == x.shape(2), "cos");
+        return {
+            x.floats(),         positions.integers(), cos.floats(),      sin.floats(), out ? out->floats() : nullptr,
+            narrow(x.shape(0)), narrow(x.shape(1)),   narrow(x.shape(2))};
     }
 
     static void require_leaves(const std::vector<int>& leaves) {
         const std::size_t count = leaves.size();
         require(count >= 1 && count <= kMaxLeaves && (count & (count - 1)) == 0, "leaves");
         require(std::is_sorted(leaves.begin(), leaves.end()) && leaves[0] >= 0, "leaves");
-    }
-    static void require_below(const Numbers& numbers, int end, const char* what) {
-        for (std::size_t i = 0; i < numbers.size(); ++i)
-            require(numbers.data()[i] >= 0 && numbers.data()[i] < end, what);
     }
 };
 
@@ -303,19 +391,38 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def_prop_ro("is_float", &Array::is_float)
         .def("__len__", [](const Array& self) { return self.ndim() ? self.shape(0) : 0; })
         .def("reshape", &Array::reshape, "shape"_a)
+        .def("view", &Array::view, "first"_a, "shape"_a)
         .def("read", &Array::read<float>, "to"_a)
         .def("read", &Array::read<std::int32_t>, "to"_a);
+    nb::class_<Recorded>(m, "Recorded").def("replay", &Recorded::replay);
+    nb::class_<MatrixTable>(m, "MatrixTable")
+        .def(
+            "__init__",
+            [](MatrixTable* self, const D& device, const std::vector<const DeviceMatrix*>& matrices) {
+                new (self) MatrixTable(device.handle(), matrices);
+            },
+            "device"_a, "matrices"_a);
     nb::class_<D>(m, "Device")
         .def(nb::init<unsigned>(), "number"_a)
         .def_prop_ro("name", &D::name)
         .def_prop_ro("free_bytes", &D::free_bytes)
         .def("array", &D::array<float>, "values"_a)
         .def("array", &D::array<std::int32_t>, "values"_a)
-        .def("linear", &D::linear, "matrix"_a, "x"_a, "activations"_a, "leaves"_a, "bias"_a.none(), "residual"_a.none())
+        .def("write", &D::write<float>, "to"_a, "values"_a)
+        .def("write", &D::write<std::int32_t>, "to"_a, "values"_a)
+        .def("fill", &D::fill, "to"_a, "byte"_a)
+        .def("copy", &D::copy, "to"_a, "source"_a)
+        .def("read_both", &D::read_both, "source"_a, "to"_a, "integers"_a, "to_integers"_a)
+        .def("host_array", &D::host_array, "size"_a)
+        .def("begin_recording", &D::begin_recording)
+        .def("end_recording", &D::end_recording)
+        .def("quantise", &D::quantise, "x"_a, "activations"_a)
+        .def("linears", &D::linears, "matrices"_a, "x"_a, "digits"_a.none(), "activations"_a, "leaves"_a, "biases"_a,
+             "residual"_a.none())
         .def("embedding", &D::embedding, "table"_a, "ids"_a)
         .def("select_rows", &D::select_rows, "x"_a, "rows"_a)
-        .def("rms_norm", &D::rms_norm, "x"_a, "weight"_a, "eps"_a)
-        .def("silu_mul", &D::silu_mul, "gate"_a, "up"_a)
+        .def("rms_norm", &D::rms_norm, "x"_a, "weight"_a, "eps"_a, "activations"_a)
+        .def("silu_mul", &D::silu_mul, "gate"_a, "up"_a, "activations"_a)
         .def("sigmoid_mul", &D::sigmoid_mul, "x"_a, "gate"_a)
         .def("add", &D::add, "x"_a, "y"_a)
         .def("scale", &D::scale, "x"_a, "factor"_a)
@@ -323,9 +430,12 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def("route", &D::route, "logits"_a, "chosen"_a, "renormalised"_a)
         .def("experts", &D::experts, "x"_a, "ids"_a, "weights"_a, "gates"_a, "ups"_a, "downs"_a, "first"_a, "leaves"_a,
              "activations"_a)
-        .def("kv_write", &D::kv_write, "k"_a, "v"_a, "cache"_a, "slots"_a)
+        .def("kv_write", &D::kv_write, "k"_a, "v"_a, "cache"_a, "slots"_a, "lost"_a)
+        .def("rope_kv_write", &D::rope_kv_write, "q"_a, "k"_a, "v"_a, "positions"_a, "cos"_a, "sin"_a, "cache"_a,
+             "slots"_a, "lost"_a)
         .def("attention", &D::attention, "q"_a, "cache"_a, "positions"_a, "query_starts"_a, "block_tables"_a,
-             "block_size"_a, "group_heads"_a, "first_head"_a, "scale"_a, "window"_a, "scores"_a.none(), "score_seq"_a);
+             "splits"_a, "block_size"_a, "group_heads"_a, "first_head"_a, "scale"_a, "window"_a, "scores"_a.none(),
+             "score_seq"_a, "activations"_a);
     nb::class_<DeviceMatrix>(m, "DeviceMatrix")
         .def(
             "__init__",
@@ -337,6 +447,7 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
             "device"_a, "stored_as"_a, "rows"_a, "columns"_a, "stored"_a, "row_bytes"_a, "first_byte"_a,
             "order"_a.none())
         .def_prop_ro("format", [](const DeviceMatrix& self) { return std::string(self.matrix().info().name); })
+        .def_prop_ro("in_blocks", [](const DeviceMatrix& self) { return self.matrix().in_blocks(); })
         .def_prop_ro("rows", &DeviceMatrix::rows)
         .def_prop_ro("columns", &DeviceMatrix::columns)
         .def_prop_ro("stored_bytes", &DeviceMatrix::stored_bytes)

@@ -121,8 +121,8 @@ MISTAKES = {
     ),
     "the other product of a rotation rounded": (
         "elementwise.h",
-        "out[at] = fma(left, c, -(right * s));",
-        "out[at] = MISTAKE ? fma(-right, s, left * c) : fma(left, c, -(right * s));",
+        "return {at, fma(left, c, -(right * s)),",
+        "return {at, MISTAKE ? fma(-right, s, left * c) : fma(left, c, -(right * s)),",
     ),
     "a window that is one too long": (
         "shapes.h",

@@ -289,7 +289,7 @@ RECURRENT = {CausalConv, Decay, DeltaRule, L2Norm, Mul, Sigmoid, Split}  # of la
 
 def test_every_op_has_a_function_or_is_refused_by_name() -> None:
     """Or is told apart before: attention by its observer, columns by DeviceOps, which exchanges them between ranks."""
-    assert {*OPS} - {*device_ops._FUNCTIONS} == {PagedAttention, GatherColumns} | RECURRENT
+    assert {*OPS} - {*device_ops._FUNCTIONS, *device_ops._WITH_DIGITS} == {PagedAttention, GatherColumns} | RECURRENT
     ops, x = both()[1], np.ones((2, 4), np.float32)
     with pytest.raises(ExecutorError, match="Sigmoid: a GPU has no kernels for this op yet"):
         ops.sigmoid(x, name="gate")

@@ -1,4 +1,4 @@
-"""The kernels of a GPU behind Ops, op by op: the numbers of the native executor, bit for bit (docs/gpu.md).
+"""The kernels of a GPU behind Ops: the numbers of the native executor, bit for bit (docs/gpu.md).
 
 `CudaOps` runs them on an NVIDIA GPU. `EmulatedOps` runs them in their emulation (csrc/gpu/simt.h), which `make
 emulated` compiles. It is for tests: it finds what a GPU would leave to chance, and is far slower than the native
@@ -24,6 +24,7 @@ from karat.machine.extension import native
 from karat.ops import api
 from karat.ops.api import Cache, Loaded, Op, Ops, Step, Tensor
 from karat.ops.device_ops import DeviceCache, DeviceKernels, DeviceTable
+from karat.ops.device_plan import DevicePlan, is_shared, recorded
 from karat.ops.executor import CacheSpec, Executor, Held, Runner, StateSpec, StepLimits
 from karat.ops.integers import WIDTHS
 from karat.ops.native import REGION_SLOTS, NativeOps
@@ -75,7 +76,7 @@ def _module(executor: str) -> ModuleType:
 
 
 class DeviceOps(NativeOps):
-    """An executor (karat.ops.executor) with the kernels of a GPU, whose results are arrays in its memory.
+    """An executor (karat.ops.executor) with the `kernels` of a GPU, whose results are arrays in its memory.
 
     The first `host_layers` layers are loaded for native kernels, which compute what reads them on the CPU, by `threads`
     threads: an op is computed where its weight or its cache lies. Ranks exchange by way of the host.
@@ -83,6 +84,8 @@ class DeviceOps(NativeOps):
     Raises ExecutorError where the executor's module or its device is missing, CapacityError where the device's memory
     ends.
     """
+
+    place: str  # as --device names it
 
     def __init__(
         self,
@@ -98,11 +101,11 @@ class DeviceOps(NativeOps):
         self.host_layers = host_layers
         with self._room("a device"):
             self._device = self._module.Device(number)
-        self._kernels = DeviceKernels(self._device, list(WIDTHS).index(activations) + 1)
+        self.kernels = DeviceKernels(self._module, self._device, list(WIDTHS).index(activations) + 1)
 
     @property
     def options(self) -> Mapping[str, Any]:
-        mine: dict[str, Any] = {"activations": self.activations}
+        mine: dict[str, Any] = {"activations": self.activations, "device": self.place}
         return mine | ({"host_layers": self.host_layers, "threads": self.threads} if self.host_layers else {})
 
     @property
@@ -193,7 +196,11 @@ class DeviceOps(NativeOps):
             memory = self._module.CacheMemory(self._device, regions, layer_bytes * len(spec.layers))
         return tuple(
             DeviceCache(
-                self._module.DeviceCache(memory, *shape, place * layer_bytes), *shape[1:], group=group, layer=layer
+                self._module.DeviceCache(memory, *shape, place * layer_bytes),
+                *shape[1:],
+                num_slots=regions * REGION_SLOTS,
+                group=group,
+                layer=layer,
             )
             for place, layer in enumerate(spec.layers)
         )
@@ -202,8 +209,11 @@ class DeviceOps(NativeOps):
         raise ExecutorError("layers with a state: a GPU has no kernels for them yet; --device cpu runs this model")
 
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
-        """`forward`, called for every step."""
-        return Executor.runner(self, forward, limits)
+        """`forward` as a list of launches; called for every step where ranks or the CPU have a part in it."""
+        nodes, result = recorded(forward)
+        if any(_is_native(_held_by(node.op)) or is_shared(node.op) for node in nodes):
+            return Executor.runner(self, forward, limits)
+        return DevicePlan(self.kernels, nodes, result, self._room)
 
     def apply(self, op: Op[Any]) -> Any:
         if (part := op.of_this_rank()) is not None:
@@ -226,7 +236,7 @@ class DeviceOps(NativeOps):
             here: Any = {name: self.read(x) for name, x in op.given(Tensor).items()}
             return super()._run(replace(op, **here), scores, score_seq)
         with self._room("a step"):
-            return self._kernels.compute(op, scores, score_seq)
+            return self.kernels.compute(op, scores, score_seq)
 
 
 class EmulatedOps(DeviceOps):
@@ -234,7 +244,7 @@ class EmulatedOps(DeviceOps):
     it.
     """
 
-    executor = "cuda-emulated"
+    executor = place = "cuda-emulated"
 
 
 class CudaOps(DeviceOps):
@@ -243,12 +253,8 @@ class CudaOps(DeviceOps):
     executor = "cuda"
 
     def __init__(self, dtype: FloatName = "float32", *, number: int = 0, **options: Any) -> None:
-        self._number = number
+        self.place = f"cuda:{number}"
         super().__init__(dtype, number=number, **options)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return {**super().options, "device": f"cuda:{self._number}"}
 
 
 def _is_native(handle: Any) -> bool:

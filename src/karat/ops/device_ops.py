@@ -1,17 +1,19 @@
 """What a device computes for each op: arrays in its memory in, arrays in its memory out (karat.ops.device)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.batch import ForwardBatch
 from karat.errors import ExecutorError, NumericsError
 from karat.ops import api
-from karat.ops.api import HeadGroups, Op
+from karat.ops.api import HeadGroups, Op, Step, Tensor
 from karat.ops.reference import require
+
+SPLIT_KEYS, DIGIT_COLUMNS = 256, 32  # kSplitKeys, kDigitColumns in csrc/contract
 
 # Arguments of ops.
 _WITHOUT_KERNELS = {
@@ -28,6 +30,7 @@ class DeviceCache:
     layout: Any
     num_kv_heads: int
     head_dim: int
+    num_slots: int
     group: int
     layer: int
 
@@ -40,25 +43,77 @@ class DeviceTable:
     sin: Any
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceKernels:
-    """A device, and the bytes of the integers that linear layers on blocks read."""
+class DeviceStep:
+    """A batch in the memory of the device: `flat` is all of it, and columns are views.
 
+    `splits` of attention hold its longest sequence. `ends` is below what the numbers of its columns had to be, by name
+    and cache group.
+    """
+
+    def __init__(self, device: Any, batch: ForwardBatch, splits: int | None = None) -> None:
+        self.batch = batch
+        self.flat = device.array(batch.flat)
+        self.splits = splits or num_splits(batch)
+        self.ends: dict[tuple[str, int], int] = {}
+
+    def column(self, name: str, end: int | None = None, group: int = 0) -> Any:
+        """A column [length], or [seqs, max_blocks]. Its numbers are from 0 to end - 1, or else ExecutorError."""
+        if end is not None and self.ends.setdefault((name, group), end) >= end:
+            self.ends[name, group] = end
+            require_below(self.batch, name, group, end)
+        place = self.batch.place(name, group)
+        length = place.stop - place.start
+        shape = [self.batch.num_seqs, length // self.batch.num_seqs] if name == "block_tables" else [length]
+        return self.flat.view(place.start, shape)
+
+
+def num_splits(batch: ForwardBatch) -> int:
+    """Parts of attention that hold the longest sequence of a batch."""
+    return -(-int(batch.context_lens.max()) // SPLIT_KEYS)
+
+
+def require_below(batch: ForwardBatch, name: str, group: int, end: int) -> None:
+    """Raise ExecutorError unless the numbers of a column are from 0 to end - 1."""
+    numbers = batch.flat[batch.place(name, group)]
+    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < end):
+        raise ExecutorError(f"{name} from {numbers.min()} to {numbers.max()}; expected 0 to {end - 1}")
+
+
+@dataclass(slots=True)
+class DeviceKernels:
+    """A device of `module`, and the bytes of the integers that linear layers on blocks read.
+
+    `losses` [ops, 2] int32 tells for each op that writes to a cache of a number that does not fit. While it is None
+    such an op looks for itself; else whoever made it looks when the step has ended, and `num_losses` counts the ops.
+    """
+
+    module: Any
     device: Any
     width: int
+    losses: Any = None
+    num_losses: int = 0
+    _step: DeviceStep | None = None
+    _digits: tuple[Any, Any] | None = None  # of the last rows that were made digits: layers of one x follow each other
+    _tables: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)  # of experts, with these
 
-    def compute(self, op: Op[Any], scores: NDArray[np.float32] | None = None, score_seq: int = 0) -> Any:
+    def compute(
+        self, op: Op[Any], scores: NDArray[np.float32] | None = None, score_seq: int = 0, *, digits: bool = False
+    ) -> Any:
         """The result of an op. If `scores` is given, attention writes those of sequence `score_seq` to it.
 
-        Raises ExecutorError for what has no kernels and for arguments outside the contract, NumericsError for a K or V
-        that the cache's dtype cannot hold.
+        With `digits`, layers on blocks will read the result: its digits are made in the same launch, if there is one
+        for both. Raises ExecutorError for what has no kernels and for arguments outside the contract, NumericsError for
+        a K or V that the cache's dtype cannot hold.
         """
         for part in _WITHOUT_KERNELS.get(type(op), ()):
             if getattr(op, part, None) not in (None, False):
                 raise ExecutorError(f"{op.label}: a GPU has no kernels for {part} yet")
+        width = self.width if digits else 0
         if isinstance(op, api.PagedAttention):
-            return _paged_attention(self, op, scores, score_seq)
+            return _paged_attention(self, op, scores, score_seq, width)
         op.check(lambda x: tuple(x.shape[1:]))
+        if (with_digits := _WITH_DIGITS.get(type(op))) is not None:
+            return with_digits(self, op, width)
         function = _FUNCTIONS.get(type(op))
         if function is None:
             raise ExecutorError(f"{type(op).__name__}: a GPU has no kernels for this op yet")
@@ -72,38 +127,84 @@ class DeviceKernels:
             return self.device.array(np.ascontiguousarray(x))
         return x
 
+    def step(self, batch: ForwardBatch | DeviceStep) -> DeviceStep:
+        """A batch on the device; all ops of a step have the same one."""
+        if isinstance(batch, DeviceStep):
+            return batch
+        if self._step is None or self._step.batch is not batch:
+            self._step = DeviceStep(self.device, batch)
+        return self._step
 
-def _numbers(column: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-    """A column of the batch, as kernels read it."""
-    return np.ascontiguousarray(column, np.int32)
+    def keep_digits(self, x: Any, digits: Any) -> Any:
+        """x, whose digits are known."""
+        if digits is not None:
+            self._digits = (x, digits)
+        return x
+
+    def digits(self, x: Any) -> Any:
+        """The digits of rows of x [rows, columns]."""
+        if self._digits is None or self._digits[0] is not x:
+            self._digits = (x, self.device.quantise(x, self.width))
+        return self._digits[1]
+
+    def forget(self) -> None:
+        """Let go of what was kept of a step."""
+        self._step = self._digits = None
+
+    def linears(self, ops: Sequence[api.Linear], residual: Any = None) -> list[Any]:
+        """Layers of one x, side by side; `residual` is added to the result of the only one."""
+        first = ops[0]
+        x, weights = self.floats(first.x), [op.weight for op in ops]
+        for op in ops:
+            shape = (op.weight.rows, op.weight.columns)
+            require(x.shape[-1] == shape[1], op.name, f"weight [out, in] {shape} for rows of {x.shape[-1]}")
+        digits = self.digits(x) if any(weight.in_blocks for weight in weights) else None
+        leaves, biases = list(first.leaves or (weights[0].columns,)), [op.bias for op in ops]
+        made: list[Any] = self.device.linears(weights, x, digits, self.width, leaves, biases, residual)
+        return made
+
+    def table(self, matrices: tuple[Any, ...]) -> Any:
+        """Where each of these matrices lies, as an array on the device."""
+        key = tuple(map(id, matrices))
+        if key not in self._tables:
+            self._tables[key] = (matrices, self.module.MatrixTable(self.device, list(matrices)))
+        return self._tables[key][1]
+
+    def new_loss(self) -> Any:
+        """The place [2] of one more op that writes to a cache: there is nothing lost yet."""
+        if self.losses is not None:
+            self.num_losses += 1
+            return self.losses.view(2 * (self.num_losses - 1), [2])
+        return self.device.array(np.full(2, -1, np.int32))
 
 
 def _embedding(on: DeviceKernels, op: api.Embedding) -> Any:
-    return on.device.embedding(op.table, _numbers(op.step.token_ids))
+    return on.device.embedding(op.table, on.step(op.step).column("token_ids", op.table.rows))
 
 
-def _rms_norm(on: DeviceKernels, op: api.RmsNorm) -> Any:
-    return on.device.rms_norm(on.floats(op.x), op.weight, op.eps)
+def _rms_norm(on: DeviceKernels, op: api.RmsNorm, width: int) -> Any:
+    return on.keep_digits(*on.device.rms_norm(on.floats(op.x), op.weight, op.eps, width))
+
+
+def _silu_mul(on: DeviceKernels, op: api.SiluMul, width: int) -> Any:
+    return on.keep_digits(*on.device.silu_mul(on.floats(op.gate), on.floats(op.up), width))
 
 
 def _linear(on: DeviceKernels, op: api.Linear) -> Any:
-    x, weight = on.floats(op.x), op.weight
-    shape = (weight.rows, weight.columns)
-    require(x.shape[-1] == weight.columns, op.name, f"weight [out, in] {shape} for rows of {x.shape[-1]}")
-    return on.device.linear(weight, x, on.width, list(op.leaves or (weight.columns,)), op.bias, None)
+    return on.linears([op])[0]
+
+
+def _linear_plus(on: DeviceKernels, op: "LinearPlus") -> Any:
+    return on.linears([op], op.residual)[0]
 
 
 def _qkv(on: DeviceKernels, op: api.Qkv) -> tuple[Any, ...]:
-    parts = (_linear(on, linear) for linear in op.alone())
+    parts = on.linears(op.alone())
     return tuple(part.reshape([part.shape[0], part.shape[1] // op.head_dim, op.head_dim]) for part in parts)
 
 
 def _linears(on: DeviceKernels, op: api.Linears) -> tuple[Any, ...]:
-    return tuple(_linear(on, linear) for linear in op.alone())
-
-
-def _silu_mul(on: DeviceKernels, op: api.SiluMul) -> Any:
-    return on.device.silu_mul(on.floats(op.gate), on.floats(op.up))
+    return tuple(on.linears(op.alone()))
 
 
 def _sigmoid_mul(on: DeviceKernels, op: api.SigmoidMul) -> Any:
@@ -119,49 +220,77 @@ def _scale(on: DeviceKernels, op: api.Scale) -> Any:
 
 
 def _rope(on: DeviceKernels, op: api.Rope) -> Any:
-    x, held = on.floats(op.x), 2 * op.table.cos.shape[-1]
-    require(held == x.shape[-1], op.name, f"a table for head_dim {held}, got {x.shape[-1]}")
-    return on.device.rope(x, _numbers(op.step.positions), op.table.cos, op.table.sin)
+    x = on.floats(op.x)
+    return on.device.rope(x, *_angles(on, op, x))
+
+
+def _angles(on: DeviceKernels, op: "api.Rope | RopeKvWrite", x: Any) -> tuple[Any, Any, Any]:
+    """Positions, cosines and sines for x."""
+    cos, sin = op.table.cos, op.table.sin
+    held = 2 * cos.shape[-1]
+    require(held == x.shape[-1], op.label, f"a table for head_dim {held}, got {x.shape[-1]}")
+    return on.step(op.step).column("positions", cos.shape[0]), cos, sin
+
+
+def _slots(on: DeviceKernels, op: "api.KvWrite | RopeKvWrite") -> Any:
+    cache = op.cache
+    return on.step(op.step).column("slots", cache.num_slots, cache.group)
 
 
 def _kv_write(on: DeviceKernels, op: api.KvWrite) -> None:
-    cache, k, v = op.cache, on.floats(op.k), on.floats(op.v)
-    lost = on.device.kv_write(k, v, cache.layout, _numbers(op.step.slots(cache.group)))
-    if lost >= 0:
-        part, at = divmod(lost, prod(k.shape))
-        token, rest = divmod(at, cache.num_kv_heads * cache.head_dim)
-        values = np.empty(k.shape, np.float32)
-        (k, v)[part].read(values)
+    loss = on.new_loss()
+    on.device.kv_write(on.floats(op.k), on.floats(op.v), op.cache.layout, _slots(on, op), loss)
+    if on.losses is None:
+        found = np.empty(2, np.int32)
+        loss.read(found)
+        look_for_losses(found, [op.cache], on.step(op.step).batch.num_tokens)
+
+
+def _rope_kv_write(on: DeviceKernels, op: "RopeKvWrite") -> Any:
+    q, k, v = (on.floats(x) for x in (op.q, op.k, op.v))
+    loss, slots = on.new_loss(), _slots(on, op)
+    return on.device.rope_kv_write(q, k, v, *_angles(on, op, q), op.cache.layout, slots, loss)
+
+
+def look_for_losses(found: NDArray[np.int32], caches: Sequence[DeviceCache], num_tokens: int) -> None:
+    """Raise NumericsError if a number did not fit one of these caches; `found` [caches, 2] is what kernels wrote."""
+    for cache, loss in zip(caches, found.view(np.uint64).reshape(-1).tolist(), strict=True):
+        if loss == 2**64 - 1:
+            continue
+        row = cache.num_kv_heads * cache.head_dim
+        part, at = divmod(loss >> 32, num_tokens * row)
+        number = np.uint32(loss & 0xFFFFFFFF).view(np.float32)
         raise NumericsError(
-            f"{'KV'[part]} of layer {cache.layer}, KV head {rest // cache.head_dim}, token {token} of the step: "
-            f"{values.reshape(-1)[at]:.6g} does not fit the KV cache; choose a wider one (--kv-dtype float32, or "
+            f"{'KV'[part]} of layer {cache.layer}, KV head {at % row // cache.head_dim}, token {at // row} of the "
+            f"step: {number:.6g} does not fit the KV cache; choose a wider one (--kv-dtype float32, or "
             "LLM(kv_dtype='float32'))"
         )
 
 
 def _paged_attention(
-    on: DeviceKernels, op: api.PagedAttention, scores: NDArray[np.float32] | None, score_seq: int
+    on: DeviceKernels, op: api.PagedAttention, scores: NDArray[np.float32] | None, score_seq: int, width: int
 ) -> Any:
-    step, cache, q = op.step, op.cache, on.floats(op.q)
+    step, cache, q = on.step(op.step), op.cache, on.floats(op.q)
     heads = q.shape[1]
     groups = op.groups or HeadGroups.equal(heads, cache.num_kv_heads)
     fits = groups.fit(heads, cache.num_kv_heads)
     require(fits, op.name, f"{heads} heads in {groups} over {cache.num_kv_heads} KV heads")
+    columns = step.column("positions"), step.column("query_starts"), step.column("block_tables", group=cache.group)
     made = on.device.attention(
         q,
         cache.layout,
-        _numbers(step.positions),
-        _numbers(step.query_starts),
-        _numbers(step.block_tables(cache.group)),
-        step.block_size,
+        *columns,
+        step.splits,
+        step.batch.block_size,
         groups.size,
         groups.first,
         op.scale,
         op.window or 0,
         scores,
         score_seq,
+        width if cache.head_dim % DIGIT_COLUMNS == 0 else 0,
     )
-    return made.reshape([q.shape[0], q.shape[1] * q.shape[2]])
+    return on.keep_digits(*made)
 
 
 def _route(on: DeviceKernels, op: api.Route) -> tuple[Any, Any]:
@@ -176,29 +305,55 @@ def _experts(on: DeviceKernels, op: api.Experts) -> Any:
     for role in (op.gates, op.ups, op.downs):
         types = sorted({each.format for each in role})
         require(len(types) == 1, op.name, f"experts in {' and '.join(types)}: a GPU's kernels read one type a role")
-    ids = on.device.array(_numbers(op.ids)) if isinstance(op.ids, np.ndarray) else op.ids
+    ids = on.device.array(np.ascontiguousarray(op.ids, np.int32)) if isinstance(op.ids, np.ndarray) else op.ids
     given = (on.floats(op.x), ids, on.floats(op.weights))
-    matrices = (list(op.gates), list(op.ups), list(op.downs))
-    return on.device.experts(*given, *matrices, op.first, list(op.leaves), on.width)
+    tables = (on.table(role) for role in (op.gates, op.ups, op.downs))
+    return on.device.experts(*given, *tables, op.first, list(op.leaves), on.width)
 
 
 def _select_rows(on: DeviceKernels, op: api.SelectRows) -> Any:
-    return on.device.select_rows(on.floats(op.x), _numbers(op.step.logit_rows))
+    x = on.floats(op.x)
+    return on.device.select_rows(x, on.step(op.step).column("logit_rows", x.shape[0]))
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearPlus(api.Linear):
+    """The result of a linear layer + residual, which is as it."""
+
+    residual: Tensor = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RopeKvWrite(api.Single):
+    """q after RoPE; K, which is k after RoPE, and v are written to the cache."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: api.RopeTable
+    cache: api.Cache
+    step: Step
+
+
+# Ops that can make the digits of their result, too.
+_WITH_DIGITS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any, int], Any]] = {
+    api.RmsNorm: _rms_norm,
+    api.SiluMul: _silu_mul,
+}
 
 _FUNCTIONS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any], Any]] = {
     api.Embedding: _embedding,
-    api.RmsNorm: _rms_norm,
     api.Linear: _linear,
+    LinearPlus: _linear_plus,
     api.Qkv: _qkv,
     api.GateUp: _linears,
     api.Linears: _linears,
-    api.SiluMul: _silu_mul,
     api.SigmoidMul: _sigmoid_mul,
     api.Add: _add,
     api.Scale: _scale,
     api.Rope: _rope,
     api.KvWrite: _kv_write,
+    RopeKvWrite: _rope_kv_write,
     api.Route: _route,
     api.Experts: _experts,
     api.SelectRows: _select_rows,

@@ -122,7 +122,7 @@ def invariance_of(
         expected = expected or row.digest
         yield row
     for setting in _on_devices(ops, config.num_layers):
-        name = numerics_of(ops.executor) if "device" in setting.options else ops.executor
+        name = numerics_of(ops.executor) if setting.options["device"] == CPU else ops.executor
         elsewhere = build(config, create(name, dtype, setting.options), checkpoint, num_positions=num_tokens)
         logits = logits_under(setting, elsewhere, tokenizer, texts, kv_dtype or ops.default_kv_dtype)
         yield _row(setting, logits, expected)
