@@ -20,11 +20,25 @@ struct SideBySide {
         return all;
     }
     template <class Cta>
+    KARAT_INLINE void ahead(Cta& cta) const {
+        const int part = part_of(cta), first = part ? ends[part - 1] : 0;
+        cta.count_x_from(first);
+        ahead_of(parts[part], cta);
+        cta.count_x_from(-first);
+    }
+    template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
-        int part = 0;
-        while (part + 1 < count && cta.x() >= ends[part]) ++part;
+        const int part = part_of(cta);
         if (part > 0) cta.count_x_from(ends[part - 1]);
         parts[part].run(cta);
+    }
+
+private:
+    template <class Cta>
+    KARAT_INLINE int part_of(const Cta& cta) const {
+        int part = 0;
+        while (part + 1 < count && cta.x() >= ends[part]) ++part;
+        return part;
     }
 };
 

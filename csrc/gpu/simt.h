@@ -12,6 +12,9 @@
 //         }
 //     };
 //
+// A kernel may have `ahead`, like `run`, for what reads nothing that a launch before writes: on a GPU it runs while
+// that launch still computes.
+//
 // On the GPU `each` runs its argument for threadIdx.x, and `sync` is __syncthreads. The emulation finds what a GPU
 // leaves to chance:
 //
@@ -67,6 +70,12 @@ KARAT_INLINE float square_root(float f) {
 #else
     return __builtin_sqrtf(f);
 #endif
+}
+
+// What a kernel may do before the launches before it have ended, if it has something: `ahead` asks for weights.
+template <class Kernel, class Cta>
+KARAT_INLINE void ahead_of(const Kernel& kernel, Cta& cta) {
+    if constexpr (requires { kernel.ahead(cta); }) kernel.ahead(cta);
 }
 
 // *at becomes the least of itself and `value`, whoever else does so.

@@ -93,6 +93,13 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, blocks_of_core<Kernel>())
     simt_kernel(const __grid_constant__ Kernel kernel) {
     Cta cta;
+#if __CUDA_ARCH__ >= 900  // blocks begin before the launch before has ended: when all of its blocks have begun
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    ahead_of(kernel, cta);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     kernel.run(cta);
 }
 
@@ -108,12 +115,20 @@ template <class Kernel>
 void launch(Device& device, const Kernel& kernel) {
     const Grid grid = kernel.grid();
     if (grid.x <= 0 || grid.y <= 0) return;
-    const dim3 blocks(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
     const auto run = &simt_kernel<Kernel>;
     device.use();
     cudaFuncSetAttribute(run, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes));
-    run<<<blocks, static_cast<unsigned>(grid.threads), grid.shared_bytes, device.stream>>>(kernel);
-    if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess)
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y));
+    config.blockDim = dim3(static_cast<unsigned>(grid.threads));
+    config.dynamicSmemBytes = grid.shared_bytes;
+    config.stream = device.stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    if (const cudaError_t status = cudaLaunchKernelEx(&config, run, kernel); status != cudaSuccess)
         throw DeviceError(std::string("a launch: ") + cudaGetErrorString(status));
 }
 

@@ -240,6 +240,7 @@ void launch(Device& device, const Kernel& kernel) {
             const int block = order.next();
             SharedMemory memory(grid.shared_bytes);
             Cta cta(block % grid.x, block / grid.x, grid.threads, memory, device.random);
+            ahead_of(kernel, cta);
             kernel.run(cta);
         }
     });

@@ -36,8 +36,8 @@ MAX_GRAPH_TOKENS = 64  # of a step that is one graph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Node:
-    """An op on handles and the handles of its results. With `digits` layers on blocks read the result."""
+class Launch:
+    """An op on handles and the handles of its results: one launch, or few. With `digits` layers on blocks read them."""
 
     op: Op[Any]
     results: tuple[Handle, ...]
@@ -52,7 +52,7 @@ class _Recorder(Ops):
     """Notes ops; their results have no values."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[Launch] = []
 
     def apply(self, op: Op[Any]) -> Any:
         made: list[Handle] = []
@@ -62,11 +62,11 @@ class _Recorder(Ops):
             return made[-1]
 
         result = op.each(new, (None,) * len(op.names) if isinstance(op, api.Several) else None)
-        self.nodes.append(Node(op, tuple(made)))
+        self.nodes.append(Launch(op, tuple(made)))
         return result
 
 
-def recorded(forward: Callable[[Ops, Step], Tensor]) -> tuple[list[Node], Handle]:
+def recorded(forward: Callable[[Ops, Step], Tensor]) -> tuple[list[Launch], Handle]:
     """The ops of a model, and its result."""
     recorder = _Recorder()
     result = forward(recorder, None)
@@ -81,21 +81,21 @@ def is_shared(op: Op[Any]) -> bool:
 
 # ---- joining: a rule looks at the first nodes of a list, and gives the node for some of them, or None
 
-Rule = Callable[[Sequence[Node], Counter[Handle]], tuple[Node, int] | None]
+Rule = Callable[[Sequence[Launch], Counter[Handle]], tuple[Launch, int] | None]
 
 
-def _rope_into_cache(nodes: Sequence[Node], readers: Counter[Handle]) -> tuple[Node, int] | None:
+def _rope_into_cache(nodes: Sequence[Launch], readers: Counter[Handle]) -> tuple[Launch, int] | None:
     """RoPE of q and of k, and writing k and v: k goes to the cache alone."""
     match [node.op for node in nodes[:3]]:
         case [api.Rope() as q, api.Rope() as k, api.KvWrite() as write] if (
             write.k is nodes[1].results[0] and readers[write.k] == 1 and q.table is k.table
         ):
             op = RopeKvWrite(q.x, k.x, write.v, q.table, write.cache, q.step, name=q.name)
-            return Node(op, nodes[0].results), 3
+            return Launch(op, nodes[0].results), 3
     return None
 
 
-def _residual_into_linear(nodes: Sequence[Node], readers: Counter[Handle]) -> tuple[Node, int] | None:
+def _residual_into_linear(nodes: Sequence[Launch], readers: Counter[Handle]) -> tuple[Launch, int] | None:
     """A sum of something and of a layer's result, which nothing else reads."""
     match [node.op for node in nodes[:2]]:
         case [api.Linear() as linear, api.Add() as add] if (
@@ -104,14 +104,14 @@ def _residual_into_linear(nodes: Sequence[Node], readers: Counter[Handle]) -> tu
             op = LinearPlus(
                 linear.x, linear.weight, linear.bias, residual=add.x, leaves=linear.leaves, name=linear.name
             )
-            return Node(op, nodes[1].results), 2
+            return Launch(op, nodes[1].results), 2
     return None
 
 
 _RULES: tuple[Rule, ...] = (_rope_into_cache, _residual_into_linear)
 
 
-def joined(nodes: Sequence[Node], result: Handle) -> list[Node]:
+def joined(nodes: Sequence[Launch], result: Handle) -> list[Launch]:
     """The same results by fewer launches."""
     readers = Counter([result, *(handle for node in nodes for handle in node.reads)])
     made, rest = [], list(nodes)
@@ -128,7 +128,7 @@ def joined(nodes: Sequence[Node], result: Handle) -> list[Node]:
     return [replace(node, digits=_makes_digits(node, as_digits)) for node in made]
 
 
-def _makes_digits(node: Node, as_digits: dict[Handle, int]) -> bool:
+def _makes_digits(node: Launch, as_digits: dict[Handle, int]) -> bool:
     if not isinstance(node.op, api.RmsNorm | api.SiluMul | api.PagedAttention):
         return False
     columns = as_digits.get(node.results[0], 0)
@@ -190,7 +190,7 @@ class DevicePlan(AtOnce):
     def __init__(
         self,
         kernels: DeviceKernels,
-        nodes: Sequence[Node],
+        nodes: Sequence[Launch],
         result: Handle,
         room: Callable[[str], AbstractContextManager[None]],
     ) -> None:
