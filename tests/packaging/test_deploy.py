@@ -3,6 +3,7 @@
 Each check that needs a program or a package skips visibly where there is none.
 """
 
+import importlib
 import json
 import os
 import re
@@ -93,6 +94,50 @@ def test_manifests(name: str) -> None:
         broken["spec"]["replicaz"] = 1
         with pytest.raises(validate.ValidationError):
             validate.validate(broken, "1.31", strict=True)
+
+
+# Fields of KubeRay's v1 (its API reference) that a manifest may have.
+KUBERAY = {
+    "RayService": {"serveConfigV2", "rayClusterConfig", "upgradeStrategy", "suspend", "excludeHeadPodFromServeSvc"},
+    "RayCluster": {"authOptions", "rayVersion", "headGroupSpec", "workerGroupSpecs", "enableInTreeAutoscaling"},
+    "HeadGroup": {"rayStartParams", "template", "serviceType", "resources", "labels"},
+    "WorkerGroup": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+}
+
+
+def test_the_application_of_kuberay() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="install requirements/deploy.txt for it")
+    yaml = pytest.importorskip("yaml")
+    service, policy = yaml.safe_load_all((DEPLOY / "kubernetes" / "ray.yaml").read_text(encoding="utf-8"))
+    assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
+    cluster = service["spec"]["rayClusterConfig"]
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    for name, found in zip(KUBERAY, (service["spec"], cluster, head, workers), strict=True):
+        assert set(found) <= KUBERAY[name], name
+    assert cluster["authOptions"] == {"mode": "token"}
+    for group in (head, workers):
+        pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": group["template"]}
+        assert validate.validate(pod, "1.31", strict=True)
+        assert group["template"]["metadata"]["labels"] == policy["spec"]["podSelector"]["matchLabels"]
+    assert validate.validate(policy, "1.31", strict=True)
+
+
+def test_the_application_of_serve() -> None:
+    schema = pytest.importorskip("ray.serve.schema", reason="Ray cannot be had here")
+    yaml = pytest.importorskip("yaml")
+    from karat.ray.arguments import arguments_of
+
+    service, _ = yaml.safe_load_all((DEPLOY / "kubernetes" / "ray.yaml").read_text(encoding="utf-8"))
+    deployed = schema.ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    (application,) = deployed.applications
+    module, _, name = application.import_path.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    made = arguments_of(application.args, 1)
+    workers = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    pod = workers["template"]["spec"]
+    assert (made.min_replicas, made.max_replicas) == (workers["minReplicas"], workers["maxReplicas"])
+    assert str(made.cores) == pod["containers"][0]["resources"]["requests"]["cpu"], "a pod is one engine's"
+    assert made.drain_s < pod["terminationGracePeriodSeconds"]
 
 
 def as_written(value: Any) -> Any:

@@ -15,20 +15,9 @@ from karat.ray.engine_actor import engines
 from karat.server.settings import ServerSettings
 from tests.cli.conftest import COMMAND, Karat, environment
 from tests.cli.test_batch import write_requests
+from tests.support.ray_nodes import processes
 
 SETTINGS = ServerSettings(model_names=("m",))
-
-
-def actors() -> list[int]:
-    """Processes of engines' actors."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (folder / "cmdline").read_bytes().startswith(b"ray::EngineActor"):
-                found.append(int(folder.name))
-        except OSError:
-            pass
-    return found
 
 
 def test_a_batch_whose_engines_are_killed(cluster: str, tmp_path: Path, karat: Karat) -> None:
@@ -41,7 +30,7 @@ def test_a_batch_whose_engines_are_killed(cluster: str, tmp_path: Path, karat: K
     while running.poll() is None:
         time.sleep(0.1)
         size = journal.stat().st_size if journal.exists() else 0
-        if num_killed < 2 and size > seen + 40_000 and (found := actors()):
+        if num_killed < 2 and size > seen + 40_000 and (found := processes("ray::EngineActor")):
             os.kill(random.choice(found), signal.SIGKILL)
             num_killed, seen = num_killed + 1, size
     assert running.returncode == 0, running.communicate()

@@ -1,6 +1,6 @@
 """How a server begins and ends: signals, a dead engine, a full queue, keys, TLS, and command lines that are wrong.
 
-Covers: karat.cli.serve, karat.server.metrics, karat.server.serving, karat.server.state.
+Covers: karat.cli.serve, karat.server.keys, karat.server.metrics, karat.server.serving, karat.server.state.
 """
 
 import http.client

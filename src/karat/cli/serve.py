@@ -14,7 +14,7 @@ from karat.cli.generation import NO_DEFAULTS
 from karat.cli.options import LoadOptions, ServeOptions
 from karat.cli.run_receipt import signer_from
 from karat.cli.terminal import dim
-from karat.errors import KaratError, UsageError
+from karat.errors import UsageError
 
 if TYPE_CHECKING:
     from karat.engine.async_llm import AsyncLLM
@@ -29,7 +29,6 @@ Examples
   karat serve ./model.gguf --api-key-file keys.txt --port 9000
 """
 _LOOPBACK = ("127.", "::1", "localhost")
-_MAX_KEY_BYTES = 1 << 20
 _log = logging.getLogger("karat.server")
 
 
@@ -166,22 +165,8 @@ def usual_name(name: str | None) -> str:
 
 
 def _keys(given: ServeOptions) -> tuple[str, ...]:
+    from karat.server.keys import check_keys, keys_in
+
     keys = list(given.api_key or ())
-    if given.api_key_file is not None:
-        try:
-            with given.api_key_file.open("rb") as file:
-                lines = file.read(_MAX_KEY_BYTES).decode("ascii").split("\n")
-        except OSError as fault:
-            raise KaratError(f"{given.api_key_file}: {fault.strerror}; give a file with a key on each line") from fault
-        except UnicodeDecodeError:
-            raise UsageError(f"{given.api_key_file}: keys are ASCII; write one on each line") from None
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise UsageError(f"{given.api_key_file} has no key; write one on each line")
-        keys += found
-    for key in keys:
-        if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise UsageError(
-                "an API key is empty or has spaces or letters beyond ASCII; make one: openssl rand -hex 32"
-            )
-    return tuple(keys)
+    check_keys(keys)
+    return (*keys, *(keys_in(given.api_key_file) if given.api_key_file is not None else ()))

@@ -9,6 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, ModelCheckpoint, resolve
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides, said
 from karat.checkpoint.packed import open_packed
@@ -18,12 +20,12 @@ from karat.engine.llm import LLM, idleness
 from karat.engine.model_loading.llm_options import Options
 from karat.engine.model_loading.tokenizer_loading import TokenizerLoading
 from karat.engine.model_running import Preparation
-from karat.engine.receipts.comparing import comparison
-from karat.engine.receipts.verifying import verifying
+from karat.engine.receipts.comparing import Compare, comparison
+from karat.engine.receipts.verifying import ReplayCommand, verifying
 from karat.engine.remote.client import AsyncEngine, write_logs
-from karat.engine.remote.messages import Open
+from karat.engine.remote.messages import ComparisonEnded, Open, Replayed
 from karat.engine.remote.opening import RequestOpener
-from karat.engine.remote.process import EngineProcess
+from karat.engine.remote.source import EngineSource, OwnProcess
 from karat.engine.requests.admission import Admission
 from karat.engine.requests.grammar_cache import GrammarCache
 from karat.engine.requests.messages import Message
@@ -38,7 +40,7 @@ from karat.models.registry import read_config
 from karat.ops.registry import device_of, numerics_of, take_options
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Comparison
-from karat.receipts.fingerprint import Computing, Fingerprint, Fingerprinting, StoredModel
+from karat.receipts.fingerprint import Computing, Fingerprint, StoredModel
 from karat.receipts.receipt import Receipt
 from karat.receipts.verdict import Verdict
 from karat.request import ReceiptWish, Resume, SamplingParams, StructuredOutputs, shown
@@ -54,8 +56,9 @@ class AsyncLLM:
     model and options are those of `LLM`, except `seed`: a request without a seed draws one from the system's
     randomness, and its output states it. The tokenizer is given by path or name. At most max_queue answers (a request
     has `n`) wait in addition to those that the engine has places for, each for at most queue_timeout_s seconds (None:
-    no limit); otherwise OverloadedError. The constructor returns when the model is loaded, and raises the errors of
-    LLM. `open` does the same without blocking the event loop.
+    no limit); otherwise OverloadedError. `source` has the engine run elsewhere, as karat.ray does. The constructor
+    returns when the model is loaded, and raises the errors of LLM. `open` does the same without blocking the event
+    loop.
 
     One engine serves all requests, and each gets the tokens that LLM gives it alone. Texts and templates are tokenised
     in threads. If a task that waits for an answer is cancelled, or an iterator is closed or dropped, the request ends
@@ -73,6 +76,7 @@ class AsyncLLM:
         *,
         max_queue: int = 256,
         queue_timeout_s: float | None = None,
+        source: EngineSource | None = None,
         **options: Any,
     ) -> None:
         if type(max_queue) is not int or max_queue < 0:
@@ -85,7 +89,8 @@ class AsyncLLM:
         opening = _opening(model, options)
         self.path = Path(opening.path)
         self.model_name = _name_of(model, self.path)
-        process, hashing = EngineProcess(opening), None
+        source = source or OwnProcess()
+        process, hashing = source.start(opening), None
         try:
             checkpoint = open_model(self.path, opening.overrides)
             self.config = read_config(checkpoint.config)
@@ -99,7 +104,7 @@ class AsyncLLM:
                 tokenizer=lambda: tokenizer_loading.result()[0],
                 packed=lambda: None if ready.packed is None else open_packed(Path(ready.packed)),
             )
-            hashing = self._fingerprinting = Fingerprinting(stored)
+            hashing = self._fingerprinting = source.fingerprints(stored)
             tokenizer_loading.then(
                 hashing.begin
             )  # beside the engine's process, which loads; not beside the interpreter's lock
@@ -116,7 +121,7 @@ class AsyncLLM:
         self.vocab_size = ready.sizes.vocab_size
         self.executor, self.dtype, self.kv_dtype = ready.executor, ready.dtype, ready.kv_dtype
         self.activations, self.device = ready.activations, device_of(ready.executor)
-        self._contracts = ready.contracts
+        self.ready = replace(ready, logs=[])
         self.tensor_parallel_size = opening.options.tensor_parallel_size
         self.default_params = defaults.params
         self.defaults_notice = defaults.notice
@@ -132,7 +137,7 @@ class AsyncLLM:
         self.admission = Admission(ready.sizes, GrammarCache.of(self.tokenizer, self.vocab_size))
         self._dialect: Dialect | None = None
         self._engine = AsyncEngine(
-            opening,
+            partial(source.start, opening),
             process,
             EngineStats(
                 num_blocks=sum(ready.sizes.group_blocks),
@@ -168,13 +173,14 @@ class AsyncLLM:
         *,
         max_queue: int = 256,
         queue_timeout_s: float | None = None,
+        source: EngineSource | None = None,
         **options: Any,
     ) -> Self:
         """The constructor, run in a thread.
 
         If this is cancelled, the engine's process ends as soon as it has loaded.
         """
-        make = partial(cls, model, max_queue=max_queue, queue_timeout_s=queue_timeout_s, **options)
+        make = partial(cls, model, max_queue=max_queue, queue_timeout_s=queue_timeout_s, source=source, **options)
         return await asyncio.to_thread(make)
 
     @property
@@ -235,14 +241,14 @@ class AsyncLLM:
         begun = perf_counter()
         self._engine.attach()
         found = await self.fingerprint()
-        steps = comparison(receipt, activations, found, self._contracts, self, begun)
+        steps = comparison(receipt, activations, found, self.ready.contracts, self, begun)
         made: Comparison = await self._opener.result(steps)
         return made
 
     @property
     def comparable(self) -> tuple[Activations, ...]:
         """Activations that `compare` can take, as `LLM.comparable`."""
-        return tuple(self._contracts)
+        return tuple(self.ready.contracts)
 
     async def stream(
         self,
@@ -462,6 +468,10 @@ class AsyncLLM:
             return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
         return await self._opener.in_thread(decode)
+
+    async def replay(self, command: ReplayCommand | Compare) -> Replayed | ComparisonEnded:
+        """What the engine finds, for a `source` elsewhere: verifications and comparisons are sent as such commands."""
+        return await self._opener.replay(command)
 
     async def abort(self, request_id: str) -> None:
         """End a request after the step in progress; its last update says "abort". No effect if it has ended."""

@@ -1,4 +1,4 @@
-"""Karat on a cluster of Ray: a batch file by engines on many machines, and a dataset with a column of answers.
+"""Karat on a cluster of Ray: batch files and datasets by engines on many machines, and a server whose replicas may die.
 
     pip install '.[ray]'
 
@@ -6,6 +6,7 @@ Ray runs what it is sent: whoever reaches its ports runs programs there (docs/sc
 actors is bytes of its own protocols.
 """
 
+from karat.ray.application import app
 from karat.ray.dataset import generate
 
-__all__ = ["generate"]
+__all__ = ["app", "generate"]

@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from karat.children.connection import ConnectionEndedError
 from karat.engine.receipts.comparing import Compare
 from karat.engine.receipts.verifying import ReplayCommand
-from karat.engine.remote.messages import Abort, ComparisonEnded, EngineFailed, Log, Open, Replayed, Stepped
+from karat.engine.remote.messages import Abort, ComparisonEnded, EngineFailed, Log, Replayed, Stepped
 from karat.engine.remote.open_request import OpenRequest
-from karat.engine.remote.process import EngineProcess, encoded, raised
+from karat.engine.remote.process import encoded, raised
+from karat.engine.remote.source import RunningEngine
 from karat.engine.requests.request_updates import Gathered, RequestUpdate
 from karat.engine.stats import EngineStats
 from karat.errors import EngineDiedError, KaratError, OverloadedError, RequestError, UsageError, unpacked
@@ -30,15 +31,15 @@ _log = logging.getLogger(__name__)
 class AsyncEngine:
     """The requests of an engine's process whose model is loaded. All calls come from one event loop at a time.
 
-    At most max_queue answers wait in addition to the max_num_seqs that are computed; a request has `n` of them. `stats`
-    are those of the last step, at first the given ones. `damage` says, once it is known, why no process may serve this
-    model any more.
+    `start` starts another process, where this one died. At most max_queue answers wait in addition to the max_num_seqs
+    that are computed; a request has `n` of them. `stats` are those of the last step, at first the given ones. `damage`
+    says, once it is known, why no process may serve this model any more.
     """
 
     def __init__(
         self,
-        opening: Open,
-        process: EngineProcess,
+        start: Callable[[], RunningEngine],
+        process: RunningEngine,
         stats: EngineStats,
         damage: Callable[[], KaratError | None],
         *,
@@ -49,7 +50,7 @@ class AsyncEngine:
         self.stats = self._no_stats = stats
         self.failure: KaratError | None = None
         self.closed = False
-        self._opening = opening
+        self._start = start
         self._damage = damage
         self._max_queue = max_queue
         self._max_num_seqs = max_num_seqs
@@ -171,7 +172,7 @@ class AsyncEngine:
                 raise EngineDiedError(f"the engine is not started again: {damage}")
             if len(self._deaths) > 1 and self._deaths[1] - self._deaths[0] < FINAL_S:
                 raise EngineDiedError(f"the engine died again within a minute, and is left at that: {self.failure}")
-            process = await asyncio.to_thread(_started, self._opening)
+            process = await asyncio.to_thread(_started, self._start)
             if self.closed:
                 process.close()
                 self.require_open()
@@ -278,9 +279,9 @@ class AsyncEngine:
                 waiting.set_exception(error())
 
 
-def _started(opening: Open) -> EngineProcess:
+def _started(start: Callable[[], RunningEngine]) -> RunningEngine:
     """A new process with the loaded model. Errors of loading pass through."""
-    process = EngineProcess(opening)
+    process = start()
     try:
         write_logs(process.ready(None).logs)
     except BaseException:

@@ -14,15 +14,16 @@ from karat.engine.receipts.comparing import Compare
 from karat.engine.receipts.resuming import alone, given_text, require_own
 from karat.engine.receipts.verifying import Answered, ReplayCommand, Returned, generated_anew, receipts_for, sent
 from karat.engine.remote.client import AsyncEngine
-from karat.engine.remote.messages import ComparisonEnded
+from karat.engine.remote.messages import ComparisonEnded, Replayed
 from karat.engine.remote.open_request import OpenRequest
 from karat.engine.remote.process import encoded
+from karat.engine.remote.source import Fingerprints
 from karat.engine.requests.admission import Admission
 from karat.engine.requests.request_updates import Gathered, RequestUpdate
 from karat.errors import OverloadedError, unpacked
 from karat.outputs import RequestOutput
 from karat.receipts.comparison import Parting
-from karat.receipts.fingerprint import Fingerprint, Fingerprinting
+from karat.receipts.fingerprint import Fingerprint
 from karat.request import ReceiptWish, Resume
 from karat.request_record import Request
 from karat.text import Tokenizer
@@ -44,7 +45,7 @@ class RequestOpener:
         admission: Admission,
         tokenizer: Tokenizer,
         *,
-        fingerprinting: Fingerprinting,
+        fingerprinting: Fingerprints,
         queue_timeout_s: float | None,
     ) -> None:
         self.queue_timeout_s = queue_timeout_s
@@ -108,13 +109,17 @@ class RequestOpener:
             asked = await self.in_thread(sent, steps, await self._answered(asked))
         return asked.result
 
+    async def replay(self, asked: ReplayCommand | Compare) -> Replayed | ComparisonEnded:
+        """What the engine found, or why it refused."""
+        command = replace(asked, request=replace(asked.request, request_id=str(next(self._numbers))))
+        return await self._engine.replay(command, await self.in_thread(encoded, command))
+
     async def _answered(self, asked: ReplayCommand | Compare) -> Answered | Parting | None:
         if isinstance(asked, ReplayCommand) and asked.token_ids is None:
             anew = generated_anew(asked)
             async with self.opened(anew.request_id, 1, False, lambda: anew, lambda _: None) as opened:
                 return Answered(None, (await opened.output()).outputs[0])
-        command = replace(asked, request=replace(asked.request, request_id=str(next(self._numbers))))
-        done = await self._engine.replay(command, await self.in_thread(encoded, command))
+        done = await self.replay(asked)
         if done.refused is not None:
             raise unpacked(*done.refused)
         if isinstance(done, ComparisonEnded):

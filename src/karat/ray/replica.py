@@ -1,0 +1,113 @@
+"""Replica: Serve's deployment with an engine. It computes requests that are ready to be computed, and knows no HTTP."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+import msgspec
+from msgspec.structs import replace
+from ray import serve
+
+from karat.engine.async_llm import AsyncLLM
+from karat.engine.requests.request_updates import RequestUpdate
+from karat.errors import EngineDiedError, KaratError, UsageError, packed
+from karat.outputs import RequestOutput
+from karat.ray.arguments import Arguments, read_arguments
+from karat.ray.messages import Ask, Command, Told, decoded
+from karat.ray.router import CACHE_TOKENS
+from karat.ray.scaling import QUEUED_TOKENS
+from karat.request_record import Request
+
+BEAT_S = 0.25  # a stream says something at least that often
+_PAUSE_S = 0.01  # between two messages of a stream: what comes meanwhile is one message
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Replica:
+    """`arguments` is an encoded Arguments. Serve asks check_health and the record_ methods."""
+
+    async def __init__(self, arguments: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
+        given: Arguments = read_arguments(arguments)
+        self._llm = await AsyncLLM.open(given.model, max_queue=given.max_queue, **given.engine_options())
+        self._name: str = serve.get_replica_context().replica_id.unique_id
+        self._num_queued_tokens = 0
+        self._fingerprint = (
+            await self._llm.fingerprint()
+        ).short  # an answer may go on here that another replica has begun
+
+    async def ready(self) -> bytes:
+        """The engine's Ready."""
+        return _encode(self._llm.ready)
+
+    async def fingerprint(self) -> bytes:
+        """The model's Fingerprint."""
+        return _encode(await self._llm.fingerprint())
+
+    async def replay(self, message: bytes) -> bytes:
+        """What the engine finds for a ReplayCommand or Compare in an Ask: Replayed or ComparisonEnded."""
+        command = decoded(Command, decoded(Ask, message).command)
+        assert not isinstance(command, Request), "a request is answered"
+        return _encode(await self._llm.replay(command))
+
+    async def answer(self, message: bytes) -> AsyncGenerator[bytes, None]:
+        """The answer to the Request in an Ask: one Told at once, then what comes, and signs of life.
+
+        The last one has the end. Raises where the engine died: then the rest is to be had elsewhere.
+        """
+        request = decoded(Command, decoded(Ask, message).command)
+        assert isinstance(request, Request), "an answer is of a request"
+        kept, stirred = list[RequestUpdate](), asyncio.Event()
+        num_queued = len(request.prompt_token_ids)
+
+        def see(update: RequestUpdate) -> None:
+            nonlocal num_queued
+            if update.chunks:
+                self._num_queued_tokens -= num_queued
+                num_queued = 0
+            kept.append(replace(update, output=None))
+            stirred.set()
+
+        yield await self._told([])
+        self._num_queued_tokens += num_queued
+        following = asyncio.create_task(self._llm.follow(replace(request, receipt=False), see))
+        following.add_done_callback(lambda _: stirred.set())
+        try:
+            has_ended = False
+            while not has_ended:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        await stirred.wait()
+                stirred.clear()
+                await asyncio.sleep(_PAUSE_S)
+                has_ended = following.done()
+                updates, kept[:] = [*kept, *_refusal(following)], []
+                yield await self._told(updates)
+        finally:
+            self._num_queued_tokens -= num_queued
+            following.cancel()
+            with suppress(BaseException):
+                await following
+
+    async def check_health(self) -> None:
+        """Serve starts another replica in place of one whose engine died."""
+        if self._llm.failure is not None:
+            raise self._llm.failure
+
+    def record_routing_stats(self) -> dict[str, int]:
+        sizes = self._llm.ready.sizes
+        return {CACHE_TOKENS: sizes.num_blocks * sizes.block_size}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {QUEUED_TOKENS: self._num_queued_tokens}
+
+    async def _told(self, updates: list[RequestUpdate]) -> bytes:
+        return _encode(Told(self._name, self._fingerprint, updates, await self._llm.stats()))
+
+
+def _refusal(following: "asyncio.Task[RequestOutput]") -> list[RequestUpdate]:
+    """The error of a request that is its own fault. Any other is raised."""
+    if not following.done() or (error := following.exception()) is None:
+        return []
+    if isinstance(error, KaratError) and not isinstance(error, EngineDiedError | UsageError):
+        return [RequestUpdate("", (), ended=True, refused=packed(error))]
+    raise error

@@ -1,0 +1,72 @@
+"""A cluster of Ray on this machine, whose nodes start on a busy machine too."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")
+_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+_STORE_BYTES = 100 << 20  # of shared memory, of which nothing here needs much
+
+
+def start_node(nodes: Any, num_cpus: int) -> Any:
+    """Add a node to a cluster of ray.cluster_utils.
+
+    The ports of its agents are stated. For one that an agent chooses, Ray waits 15 seconds and ends, and on a busy
+    machine it takes an agent longer to start. One of them Ray tells the agent alone, and waits for it all the same.
+    """
+    from ray._private import ray_constants, services
+
+    start = services.start_ray_process
+    with ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in _PORTS]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        ports = {name: each.getsockname()[1] for name, each in zip(_PORTS, found, strict=True)}
+
+    def telling(command: list[str], kind: str, *arguments: Any, **options: Any) -> Any:
+        if kind == ray_constants.PROCESS_TYPE_RAYLET:
+            command = [*command, f"--dashboard_agent_listen_port={ports['dashboard_agent_listen_port']}"]
+        return start(command, kind, *arguments, **options)
+
+    with patch.object(services, "start_ray_process", telling):
+        return nodes.add_node(num_cpus=num_cpus, include_dashboard=False, object_store_memory=_STORE_BYTES, **ports)
+
+
+def processes(title: str) -> list[int]:
+    """Processes of this process' clusters whose title begins so."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            if (folder / "cmdline").read_bytes().startswith(title.encode()) and _is_ours(int(folder.name)):
+                found.append(int(folder.name))
+    return found
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether it is a child of this process, or of a child, and so on."""
+    while pid > 1 and pid != os.getpid():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == os.getpid()
+
+
+@contextmanager
+def two_nodes(*, second: bool = True) -> Iterator[Any]:
+    """A cluster of two nodes with a core each, or of one at first. This process is connected to it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster()
+    try:
+        for _ in range(1 + second):
+            start_node(nodes, 1)
+        ray.init(address=nodes.address, log_to_driver=False)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
