@@ -52,8 +52,13 @@ private:
         float values[kBlock];
         std::uint32_t bits = 0;  // of the largest magnitude: in the order of the floats, NaN above all
 #pragma unroll
+        for (int i = 0; i < kBlock; i += 4) {
+            const U4 four = value_at<U4>(from + i);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) values[i + k] = float_of(four.v[k]);
+        }
+#pragma unroll
         for (int i = 0; i < kBlock; ++i) {
-            values[i] = value_at<float>(from + i);
             const std::uint32_t magnitude = bits_of(values[i]) & 0x7fffffffu;
             bits = magnitude > bits ? magnitude : bits;
         }
@@ -102,7 +107,8 @@ private:
             }
         }
 #pragma unroll
-        for (int i = 0; i < static_cast<int>(Layout::kBytes) / 4; ++i) to[i] = words[i];
+        for (int i = 0; i < static_cast<int>(Layout::kBytes) / 4; i += 4)
+            *reinterpret_cast<U4*>(to + i) = {{words[i], words[i + 1], words[i + 2], words[i + 3]}};
     }
 };
 

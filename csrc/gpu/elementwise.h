@@ -6,42 +6,89 @@
 
 namespace karat::gpu {
 
-// A block of threads has a row. Its first sixteen threads are the lanes of the sum.
+// A block of threads has a row. Its first kColumns numbers and their weights lie in shared memory; longer rows go by in
+// chunks of as many. Sixteen threads are the lanes of the sum.
 struct RmsNorm {
-    static constexpr int kThreads = 128, kSumLanes = 16;
+    static constexpr int kThreads = 256, kSumLanes = 16, kColumns = 8192, kTogether = 32;
     const float* x;  // [rows, n]
     const float* weight;
     float eps;
     int rows, n;
     float* out;
 
-    Grid grid() const { return {rows, 1, kThreads, 256}; }
+    KARAT_HOST KARAT_INLINE int held() const { return n < kColumns ? n : kColumns; }
+    KARAT_HOST KARAT_INLINE int later() const { return n - held() < kColumns ? n - held() : kColumns; }
+    Grid grid() const {
+        return {rows, 1, kThreads,
+                sizeof(float) * static_cast<std::size_t>(2 * held() + later() + kSumLanes) + 5 * 128};
+    }
 
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
         const float* const from = x + static_cast<std::size_t>(cta.x()) * n;
         float* const to = out + static_cast<std::size_t>(cta.x()) * n;
+        const auto first_xs = cta.template shared<float>(held());
+        const auto weights = cta.template shared<float>(held());
+        const auto later_xs = cta.template shared<float>(later());
         const auto lanes = cta.template shared<float>(kSumLanes);
         const auto scale = cta.template shared<float>(1);
+        PerThread<Cta, float> sum(cta);
+
+        const auto fetch = [&](const auto& shared, const float* numbers, int count) {
+            cta.each([&](int thread) {
+                if (n % 4 == 0)
+                    for (int i = 4 * thread; i < count; i += 4 * kThreads) cta.copy16(shared, i, numbers + i);
+                else
+                    for (int i = thread; i < count; i += kThreads) cta.copy4(shared, i, numbers + i);
+            });
+            cta.commit();
+        };
+        const auto add = [&](const auto& xs, int count) {
+            cta.each([&](int thread) {
+                if (thread >= kSumLanes) return;
+                int i = thread;
+                for (; i + kSumLanes * (kTogether - 1) < count; i += kSumLanes * kTogether) {
+                    float values[kTogether];
+#pragma unroll
+                    for (int k = 0; k < kTogether; ++k) values[k] = xs.get(i + k * kSumLanes);
+#pragma unroll
+                    for (int k = 0; k < kTogether; ++k) sum[thread] = fma(values[k], values[k], sum[thread]);
+                }
+                for (; i < count; i += kSumLanes) sum[thread] = fma(xs.get(i), xs.get(i), sum[thread]);
+            });
+        };
+
+        fetch(first_xs, from, held());
+        fetch(weights, weight, held());
+        cta.each([&](int thread) { sum[thread] = 0; });
+        cta.template wait<1>();
+        cta.sync();
+        add(first_xs, held());
+        for (int first = kColumns; first < n; first += kColumns) {
+            const int count = n - first < kColumns ? n - first : kColumns;
+            cta.sync();
+            fetch(later_xs, from + first, count);
+            cta.template wait<0>();
+            cta.sync();
+            add(later_xs, count);
+        }
         cta.each([&](int thread) {
-            if (thread >= kSumLanes) return;
-            float sum = 0;
-            for (int i = thread; i < n; i += kSumLanes) {
-                const float value = value_at<float>(from + i);
-                sum = fma(value, value, sum);
-            }
-            lanes.set(thread, sum);
+            if (thread < kSumLanes) lanes.set(thread, sum[thread]);
         });
         cta.sync();
         cta.each([&](int thread) {
             if (thread != 0) return;
-            for (int half = kSumLanes / 2; half > 0; half /= 2)
-                for (int l = 0; l < half; ++l) lanes.set(l, lanes.get(l) + lanes.get(l + half));
-            scale.set(0, 1.0f / square_root(lanes.get(0) / static_cast<float>(n) + eps));
+            float all[kSumLanes];
+#pragma unroll
+            for (int lane = 0; lane < kSumLanes; ++lane) all[lane] = lanes.get(lane);
+            fold(all);
+            scale.set(0, 1.0f / square_root(all[0] / static_cast<float>(n) + eps));
         });
+        cta.template wait<0>();
         cta.sync();
         cta.each([&](int thread) {
-            for (int i = thread; i < n; i += kThreads)
+            for (int i = thread; i < held(); i += kThreads) to[i] = first_xs.get(i) * scale.get(0) * weights.get(i);
+            for (int i = held() + thread; i < n; i += kThreads)
                 to[i] = value_at<float>(from + i) * scale.get(0) * value_at<float>(weight + i);
         });
     }

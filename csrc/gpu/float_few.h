@@ -2,8 +2,8 @@
 // contract/kernels.h).
 //
 // Leaves are shared out over as many streams as there are warps for, each a run of neighbouring ones. Columns go by in
-// chunks, of which every stream has a part. All threads copy the next chunks of weights and of x; a thread a row, token
-// and stream adds:
+// chunks, of which every stream has a part. Four warps copy the next chunks of weights and of x; eight have a token and
+// a stream each, a lane a row, and add:
 //
 //     8 leaves, 1 token    warp 0: leaf 0 | warp 1: leaf 1 | …         1 leaf, 4 tokens    warp 0: token 0 | warp 1: …
 #pragma once
@@ -15,18 +15,20 @@ namespace karat::gpu {
 
 // What changes no bit: bytes of weights in a chunk, how many chunks there is room for, and how far weights are asked
 // for ahead.
-struct FloatPace { int chunk_bytes = 32768, stages = 3, ahead_bytes = 0, blocks_of_core = 2; };
+struct FloatPace { int chunk_bytes = 32768, stages = 3, blocks_of_core = 1, before_bytes = 65536; };
+constexpr FloatPace pace_of_floats(int tokens) { return {.blocks_of_core = tokens == 1 ? 2 : 1}; }
 
-template <class Fmt, int kTokens, FloatPace kPace = FloatPace{}>
+template <class Fmt, int kTokens, FloatPace kPace = pace_of_floats(kTokens)>
 struct FloatFew {
-    static constexpr int kWarps = 8, kThreads = 32 * kWarps, kStages = kPace.stages;
+    static constexpr int kWarps = 8, kChainThreads = 32 * kWarps, kCopyThreads = 128, kStages = kPace.stages;
+    static constexpr int kThreads = kChainThreads + kCopyThreads;
     static constexpr int kBlocksOfCore = kPace.blocks_of_core;
     static constexpr int kRowBytes = kRowsOfBlock * Fmt::kBytes;
     static constexpr int kColumns = kPace.chunk_bytes / kRowBytes;  // of a chunk, over all streams
     static constexpr int kTogether = 16;                            // columns that a chain reads at once
     static constexpr int kWeightsOfStage = kColumns * kRowBytes, kXOfStage = kTokens * kColumns;
-    static constexpr int kAhead = pieces(kPace.ahead_bytes, kWeightsOfStage);  // chunks
     static_assert(kTokens <= kWarps && kColumns % (kWarps * kTogether) == 0 && (kColumns & (kColumns - 1)) == 0);
+    static_assert(kColumns / kWarps % (kCopyThreads * 16 / kRowBytes) == 0, "a copy at once is of one stream");
 
     LinearShape a;
     const float* x;  // [tokens, columns]
@@ -37,6 +39,21 @@ struct FloatFew {
                     sizeof(float) * (kStages * kXOfStage + static_cast<int>(kMaxLeaves) * kTokens * kRowsOfBlock)};
     }
 
+    // What can be done while launches before this one still run: the first weights come to the L2 cache.
+    template <class Cta>
+    KARAT_INLINE void ahead(Cta& cta) const {
+        if (a.chosen.matrices) return;  // those launches choose
+        const RowsOfBlock rows(a, a.weight, cta.x(), static_cast<std::size_t>(a.columns) * Fmt::kBytes);
+        const int streams = 1 << stream_bits_of(a.tokens < kTokens ? a.tokens : kTokens),
+                  most = kPace.before_bytes / kRowBytes / streams;
+        cta.each([&](int thread) {
+            const int stream = thread / 32;
+            if (stream >= streams) return;
+            const int begin = begin_of(stream, streams), end = begin_of(stream + 1, streams);
+            rows.prefetch(cta, begin, begin + most < end ? begin + most : end, Fmt::kBytes, thread % 32, 32);
+        });
+    }
+
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
         const int first_token = cta.y() * kTokens, left = a.tokens - first_token;
@@ -45,10 +62,10 @@ struct FloatFew {
         const RowsOfBlock rows(a, weight, cta.x(), static_cast<std::size_t>(a.columns) * Fmt::kBytes);
         const int first_row = a.x_row(first_token);  // of x, and those of the other tokens follow
         const int tokens = left < kTokens ? left : kTokens;
-        int streams = 1, of_stream_bits = log2_of(kColumns);
-        for (; 2 * streams * tokens <= kWarps && 2 * streams <= a.num_leaves; streams *= 2) --of_stream_bits;
+        const int stream_bits = stream_bits_of(tokens), streams = 1 << stream_bits;
+        const int of_stream_bits = log2_of(kColumns) - stream_bits;
         const int of_stream = 1 << of_stream_bits, leaves_of_stream = a.num_leaves / streams;
-        const auto begin_of = [&](int stream) { return stream ? a.leaf_ends[stream * leaves_of_stream - 1] : 0; };
+        const auto begin_of = [&](int stream) { return this->begin_of(stream, streams); };
         int longest = 0;
         for (int stream = 0; stream < streams; ++stream) {
             const int columns = begin_of(stream + 1) - begin_of(stream);
@@ -62,23 +79,36 @@ struct FloatFew {
         PerThread<Cta, float> sum(cta);
         PerThread<Cta, int> leaf(cta);
 
+        // The streams that columns of a chunk are of change at multiples of what all threads copy at once.
+        constexpr int kPieces = kRowBytes / 16, kColumnsAtOnce = kCopyThreads / kPieces;
+        bool is_aligned = a.columns % 4 == 0;
+        for (int stream = 1; stream < streams; ++stream) is_aligned = is_aligned && begin_of(stream) % 4 == 0;
         const auto fetch = [&](int chunk) {
             const int stage = chunk % kStages;
             cta.each([&](int thread) {
-                constexpr int kPieces = kRowBytes / 16;  // of a column; a narrow panel has half
-                for (int i = thread; i < kColumns * kPieces; i += kThreads) {
-                    const int at = i / kPieces, piece = i % kPieces, stream = at >> of_stream_bits;
+                const int number = thread - kChainThreads, piece = number % kPieces;
+                if (number < 0 || 16 * piece >= rows.count * Fmt::kBytes)
+                    return;  // a narrow panel has half of the pieces
+#pragma unroll
+                for (int first = 0; first < kColumns; first += kColumnsAtOnce) {
+                    const int stream = first >> of_stream_bits, at = first + number / kPieces;
                     const int column = begin_of(stream) + chunk * of_stream + (at & (of_stream - 1));
-                    if (column >= begin_of(stream + 1) || 16 * piece >= rows.count * Fmt::kBytes) continue;
+                    if (column >= begin_of(stream + 1)) continue;
                     const std::size_t row = static_cast<std::size_t>(column) * rows.of_panel + rows.in_panel;
-                    cta.copy16(weights, stage * kWeightsOfStage + 16 * i, rows.panel + row * Fmt::kBytes + 16 * piece);
+                    cta.copy16(weights, stage * kWeightsOfStage + at * kRowBytes + 16 * piece,
+                               rows.panel + row * Fmt::kBytes + 16 * piece);
                 }
-                for (int i = thread; i < tokens * kColumns; i += kThreads) {
+            });
+            cta.each([&](int thread) {
+                const int step = is_aligned ? 4 : 1;
+                for (int i = step * (thread - kChainThreads); i >= 0 && i < tokens * kColumns;
+                     i += step * kCopyThreads) {
                     const int token = i / kColumns, at = i % kColumns, stream = at >> of_stream_bits;
                     const int column = begin_of(stream) + chunk * of_stream + (at & (of_stream - 1));
                     if (column >= begin_of(stream + 1)) continue;
-                    const std::size_t row = static_cast<std::size_t>(first_row + token);
-                    cta.copy4(staged_x, stage * kXOfStage + i, x + row * a.columns + column);
+                    const float* const from = x + static_cast<std::size_t>(first_row + token) * a.columns + column;
+                    if (is_aligned) cta.copy16(staged_x, stage * kXOfStage + i, from);
+                    else cta.copy4(staged_x, stage * kXOfStage + i, from);
                 }
             });
             cta.commit();
@@ -87,8 +117,8 @@ struct FloatFew {
         const auto each_chain = [&](const auto& f) {
             cta.each([&](int thread) {
                 const int row = thread % 32, warp = thread / 32, stream = warp & (streams - 1),
-                          token = warp >> (log2_of(kColumns) - of_stream_bits);
-                if (token < tokens && row < rows.count) f(thread, row, token, stream);
+                          token = warp >> stream_bits;
+                if (warp < kWarps && token < tokens && row < rows.count) f(thread, row, token, stream);
             });
         };
 
@@ -138,6 +168,16 @@ struct FloatFew {
     }
 
 private:
+    // There are 2^this streams.
+    KARAT_INLINE int stream_bits_of(int tokens) const {
+        int bits = 0;
+        while ((2 << bits) * tokens <= kWarps && 2 << bits <= a.num_leaves) ++bits;
+        return bits;
+    }
+    // Its first column.
+    KARAT_INLINE int begin_of(int stream, int streams) const {
+        return stream ? a.leaf_ends[stream * (a.num_leaves / streams) - 1] : 0;
+    }
     static constexpr KARAT_INLINE int log2_of(int n) { return n == 1 ? 0 : 1 + log2_of(n / 2); }
 
     using Stored = std::conditional_t<Fmt::kBytes == 4, std::uint32_t, std::uint16_t>;

@@ -18,8 +18,9 @@
 namespace karat::gpu {
 
 // What changes no bit: warps that make parts, blocks of 32 columns that each takes at once, how far weights are asked
-// for ahead, and blocks of threads that a multiprocessor is to have registers for.
-struct IntegerPace { int warps, at_once, ahead_bytes, blocks_of_core; };
+// for ahead, blocks of threads that a multiprocessor is to have registers for, and how much is asked for before a
+// launch.
+struct IntegerPace { int warps, at_once, ahead_bytes, blocks_of_core, before_bytes = 65536; };
 template <class Fmt>
 constexpr IntegerPace pace_of_integers(int tokens) {  // sub-blocks of 16 columns take more registers
     return {Fmt::kSub == 16 ? 16 : 12, Fmt::kSub == 16 ? 1 : 2, 24576, tokens == 1 ? 2 : 1};
@@ -53,6 +54,18 @@ struct IntegerFew {
                 static_cast<std::size_t>(kStages * kDigitsOfStage) + sizeof(Part) * 2 * kPartsOfBuffer +
                     sizeof(float) * ((Fmt::kHasMinimum ? 2 * kMinimaOfBuffer : 0) +
                                      static_cast<int>(kMaxLeaves) * kTokens * kRowsOfBlock)};
+    }
+
+    // What can be done while launches before this one still run: the first weights come to the L2 cache.
+    template <class Cta>
+    KARAT_INLINE void ahead(Cta& cta) const {
+        if (a.chosen.matrices) return;  // those launches choose
+        constexpr int kMost = pieces(kPace.before_bytes, kRowsOfBlock * Fmt::kBytes);
+        const int stored = a.columns / Fmt::kColumns;
+        const RowsOfBlock rows(a, a.weight, cta.x(), static_cast<std::size_t>(stored) * Fmt::kBytes);
+        cta.each([&](int thread) {
+            if (thread < 32) rows.prefetch(cta, 0, stored < kMost ? stored : kMost, Fmt::kBytes, thread, 32);
+        });
     }
 
     template <class Cta>

@@ -148,7 +148,7 @@ void rope_kv_write(Device& device, const RopeShape& q, const RopeShape& k, const
 }
 
 void attention(Device& device, const AttentionShape& shape, const DigitsToo& digits) {
-    with_floats(stored_as(shape.cache.type), [&]<class Fmt>() { launch(device, AttendSplit<Fmt>{shape}); });
+    with_floats(stored_as(shape.cache.type), [&]<class Fmt>() { launch_splits<Fmt>(device, shape); });
     const int row = shape.num_heads * shape.head_dim();
     launch_with(device, digits, AttendMerge{shape}, shape.out, shape.head_dim(), shape.first_token * row);
 }

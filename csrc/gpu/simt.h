@@ -64,6 +64,14 @@ KARAT_INLINE std::int32_t nearest(float f) {  // of even ones in ties; |f| < 2^2
 #endif
 }
 
+// The sum of 16 lanes, in the first one: folded in halves.
+template <int kHalf = 8>
+KARAT_INLINE void fold(float (&lanes)[16]) {
+#pragma unroll
+    for (int lane = 0; lane < kHalf; ++lane) lanes[lane] = lanes[lane] + lanes[lane + kHalf];
+    if constexpr (kHalf > 1) fold<kHalf / 2>(lanes);
+}
+
 KARAT_INLINE float square_root(float f) {
 #if defined(__CUDACC__)
     return __fsqrt_rn(f);

@@ -68,6 +68,18 @@ struct Cta {
         asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
     }
 
+    // The largest of a warp's numbers, for all its threads. T is numbers `v`, none of which is NaN.
+    template <class T>
+    KARAT_INLINE void largest_of_warp(PerThread<Cta, T>& x) const {
+#pragma unroll
+        for (int lanes = 16; lanes > 0; lanes /= 2)
+#pragma unroll
+            for (float& own : x.value.v) {
+                const float other = __shfl_xor_sync(~0u, own, lanes);
+                own = own < other ? other : own;
+            }
+    }
+
     // Asks for `bytes` of global memory, a multiple of 16 at one, to come to the L2 cache. `threads` threads do so
     // together: this one is number `thread` of them.
     KARAT_INLINE void prefetch(const std::uint8_t* from, int bytes, int thread, int threads) const {

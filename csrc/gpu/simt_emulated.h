@@ -182,6 +182,20 @@ public:
         }
     }
 
+    // The largest of a warp's numbers, for all its threads. T is numbers `v`, none of which is NaN.
+    template <class T>
+    void largest_of_warp(PerThread<Cta, T>& x) const {
+        for (int first = 0; first < threads_; first += 32)
+            for (std::size_t i = 0; i < std::size(x[first].v); ++i) {
+                float largest = x[first].v[i];
+                for (int lane = 1; lane < 32; ++lane) {
+                    const float other = x[first + lane].v[i];
+                    largest = largest < other ? other : largest;
+                }
+                for (int lane = 0; lane < 32; ++lane) x[first + lane].v[i] = largest;
+            }
+    }
+
     // It changes nothing: the address alone is looked at.
     void prefetch(const std::uint8_t* from, int bytes, int, int) const {
         if (bytes % 16) throw std::out_of_range("a prefetch of " + std::to_string(bytes) + " bytes");

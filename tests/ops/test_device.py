@@ -116,7 +116,7 @@ def test_linear_layers_on_blocks(stored: str, width: Activations) -> None:
 def test_linear_layers_on_floats(stored: str) -> None:
     rng = rng_of(stored)
     for tokens in (1, 2, int(rng.integers(3, 20))):
-        columns, rows = int(rng.integers(1, 300)), int(rng.integers(1, 150))
+        columns, rows = int(rng.integers(1, 1700 if tokens == 2 else 300)), int(rng.integers(1, 150))
         weight = random_blocks(stored, rows, columns, rng)
         x = rng.standard_normal((tokens, columns)).astype(np.float32)
         x[-1, -1] = rng.choice([np.nan, np.inf, 1e-42, 1.0])
@@ -258,6 +258,27 @@ def test_attention(kv_dtype: Any, window: int | None) -> None:
     assert len(results[0]) == 2 + 2 * 2
     for number, (want, got) in enumerate(zip(*results, strict=True)):
         assert_same_bits(got, want, f"{number}")
+
+
+@pytest.mark.parametrize(("group", "dim", "block_size"), [(7, 128, 16), (9, 80, 4), (2, 272, 8)])
+def test_attention_of_many_heads_and_dimensions(group: int, dim: int, block_size: int) -> None:
+    """More heads than a block of threads has rows, more dimensions than it has threads, blocks of few slots."""
+    rng = rng_of(group)
+    batches, blocks = steps(rng, [int(rng.integers(30, 60)), 258], block_size)
+    spec = CacheSpec(
+        layers=(0,), num_blocks=blocks, block_size=block_size, num_kv_heads=1, k_dim=dim, v_dim=dim, dtype="float16"
+    )
+    inputs = [
+        [rng.standard_normal((batch.num_tokens, count, dim)).astype(np.float32) for count in (group, 1, 1)]
+        for batch in batches
+    ]
+    results = []
+    for ops in both():
+        cache = ops.new_cache([spec])[0][0]
+        for batch, (_, k, v) in zip(batches, inputs, strict=True):
+            ops.kv_write(k, v, cache, batch)
+        results.append(ops.paged_attention(inputs[1][0], cache, batches[1], name="op", scale=0.1, window=None))
+    assert_same_bits(results[1], results[0])
 
 
 def test_a_number_that_does_not_fit_the_cache_is_named_as_the_native_executor_names_it() -> None:
