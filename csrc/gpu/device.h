@@ -6,7 +6,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 namespace karat::gpu {
 
@@ -35,9 +34,9 @@ struct Copy {
     const void* from;
     std::size_t bytes;
 };
-void upload(Device& device, const Copy& copy);                   // `from` may be changed at once
-void download(Device& device, const std::vector<Copy>& copies);  // waits for all that was asked before
-void copy(Device& device, const Copy& copy);                     // from the device to the device
+void upload(Device& device, const Copy& copy);    // `from` may be changed at once
+void download(Device& device, const Copy& copy);  // waits for all that was asked before
+void copy(Device& device, const Copy& copy);      // from the device to the device
 void fill(Device& device, void* at, int byte, std::size_t bytes);
 
 // Memory of the host that downloads are fast to.

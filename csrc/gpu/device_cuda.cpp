@@ -102,11 +102,10 @@ void upload(Device& device, const Copy& c) {
     device.use();
     require(cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyHostToDevice, device.stream), "a copy to the GPU");
 }
-void download(Device& device, const std::vector<Copy>& copies) {
+void download(Device& device, const Copy& c) {
     refuse_while_recording(device);
     device.use();
-    for (const Copy& c : copies)
-        require(cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDeviceToHost, device.stream), "a copy from the GPU");
+    require(cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDeviceToHost, device.stream), "a copy from the GPU");
     require(cudaStreamSynchronize(device.stream), "the GPU");
 }
 void copy(Device& device, const Copy& c) {

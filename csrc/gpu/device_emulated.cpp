@@ -54,9 +54,9 @@ void upload(Device& device, const Copy& c) {
     refuse_while_recording(device);
     std::memcpy(c.to, c.from, c.bytes);
 }
-void download(Device& device, const std::vector<Copy>& copies) {
+void download(Device& device, const Copy& c) {
     refuse_while_recording(device);
-    for (const Copy& c : copies) std::memcpy(c.to, c.from, c.bytes);
+    std::memcpy(c.to, c.from, c.bytes);
 }
 void copy(Device& device, const Copy& c) {
     device.run_or_record([c] { std::memcpy(c.to, c.from, c.bytes); });

@@ -1,5 +1,6 @@
 #include "gpu/launches.h"
 
+#include "gpu/choosing.h"
 #include "gpu/embedding.h"
 #include "gpu/experts.h"
 #include "gpu/float_few.h"
@@ -151,6 +152,10 @@ void attention(Device& device, const AttentionShape& shape, const DigitsToo& dig
     with_floats(stored_as(shape.cache.type), [&]<class Fmt>() { launch_splits<Fmt>(device, shape); });
     const int row = shape.num_heads * shape.head_dim();
     launch_with(device, digits, AttendMerge{shape}, shape.out, shape.head_dim(), shape.first_token * row);
+}
+
+void finite_argmax(Device& device, const float* logits, int rows, int columns, std::uint64_t* tops) {
+    launch(device, FiniteArgmax{logits, rows, columns, tops});
 }
 
 }  // namespace karat::gpu

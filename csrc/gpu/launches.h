@@ -55,4 +55,7 @@ void rope_kv_write(Device& device, const RopeShape& q, const RopeShape& k, const
 // With digits head_dim is a multiple of 32.
 void attention(Device& device, const AttentionShape& shape, const DigitsToo& digits);
 
+// Of each row of logits [rows, columns]: what FiniteArgmax tells (gpu/choosing.h); tops [rows] begin with all bits set.
+void finite_argmax(Device& device, const float* logits, int rows, int columns, std::uint64_t* tops);
+
 }  // namespace karat::gpu

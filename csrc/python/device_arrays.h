@@ -90,7 +90,7 @@ public:
     void read(const Out<T>& host) const {
         const gpu::Copy copy = to(host);
         const GilReleased released;
-        if (size()) gpu::download(device(), {copy});
+        if (size()) gpu::download(device(), copy);
     }
 
 private:
@@ -141,7 +141,7 @@ public:
     void read(Out<std::uint8_t> stored) const {
         require(stored.size() == stored_bytes(), "stored");
         Staging packed(matrix_.packed_bytes());
-        gpu::download(memory_->device(), {{packed.data(), matrix_.data, matrix_.packed_bytes()}});
+        gpu::download(memory_->device(), {packed.data(), matrix_.data, matrix_.packed_bytes()});
         Matrix here = matrix_;
         here.data = packed.data();
         unpack(here, stored.data());

@@ -82,11 +82,6 @@ public:
         require(to.bytes() == from.bytes(), "an array to copy to");
         gpu::copy(device_, {to.data(), from.data(), to.bytes()});
     }
-    void read_both(const Array& from, Out<float> to, const Array& integers, Out<std::int32_t> to_integers) {
-        const gpu::Copy first = from.to(to), second = integers.to(to_integers);
-        const GilReleased released;
-        gpu::download(device_, {first, second});
-    }
     // float32, in memory that a device writes fast.
     nb::ndarray<nb::numpy, float, nb::ndim<1>> host_array(std::size_t size) {
         void* const at = gpu::allocate_host(device_, std::max<std::size_t>(1, size) * sizeof(float));
@@ -308,8 +303,16 @@ public:
             shape.num_tokens = std::min(tokens - token, at_once);
             gpu::attention(device_, shape, digits_too(made, activations));
         }
-        if (scores) gpu::download(device_, {{scores->data(), shown->as<void>(), shown->bytes()}});
+        if (scores) gpu::download(device_, {scores->data(), shown->as<void>(), shown->bytes()});
         return made;
+    }
+
+    // `tops` [rows, 2] is filled with -1. Each becomes 0, 0 where a logit is not finite, else its first number is the
+    // first index of the largest logit.
+    void finite_argmax(const Array& logits, const Array& tops) {
+        require(logits.ndim() == 2 && tops.size() == 2 * logits.shape(0), "tops");
+        gpu::finite_argmax(device_, logits.floats(), narrow(logits.shape(0)), narrow(logits.shape(1)),
+                           reinterpret_cast<std::uint64_t*>(tops.integers()));
     }
 
 private:
@@ -412,7 +415,6 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def("write", &D::write<std::int32_t>, "to"_a, "values"_a)
         .def("fill", &D::fill, "to"_a, "byte"_a)
         .def("copy", &D::copy, "to"_a, "source"_a)
-        .def("read_both", &D::read_both, "source"_a, "to"_a, "integers"_a, "to_integers"_a)
         .def("host_array", &D::host_array, "size"_a)
         .def("begin_recording", &D::begin_recording)
         .def("end_recording", &D::end_recording)
@@ -435,7 +437,8 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
              "slots"_a, "lost"_a)
         .def("attention", &D::attention, "q"_a, "cache"_a, "positions"_a, "query_starts"_a, "block_tables"_a,
              "splits"_a, "block_size"_a, "group_heads"_a, "first_head"_a, "scale"_a, "window"_a, "scores"_a.none(),
-             "score_seq"_a, "activations"_a);
+             "score_seq"_a, "activations"_a)
+        .def("finite_argmax", &D::finite_argmax, "logits"_a, "tops"_a);
     nb::class_<DeviceMatrix>(m, "DeviceMatrix")
         .def(
             "__init__",

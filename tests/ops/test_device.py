@@ -38,6 +38,7 @@ from karat.ops.device import EmulatedOps, missing
 from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.native import NativeOps, unavailable_reason
+from karat.ops.rows import finite_argmax
 from karat.quant import CODINGS, FORMATS
 from karat.ranks.group import Share
 from tests.support.activations import rows_of_all_kinds
@@ -306,6 +307,21 @@ def test_weights_are_read_back_as_they_were_stored() -> None:
 
 
 RECURRENT = {CausalConv, Decay, DeltaRule, L2Norm, Mul, Sigmoid, Split}  # of layers that keep states
+
+
+def test_the_first_of_the_largest_logits() -> None:
+    """As rows.finite_argmax has it: of equal ones the first, zeros of both signs equal; what is not finite is told."""
+    rng = rng_of()
+    logits = rng.integers(-3, 3, (8, int(rng.integers(1, 9000)))).astype(np.float32) * np.float32(1e30)
+    logits[1] = -abs(logits[1]) - 1
+    logits[2] = np.where(rng.random(logits.shape[1]) < 0.5, np.float32(-0.0), np.float32(0.0))
+    for row, number in ((3, np.nan), (4, np.inf), (5, -np.inf), (6, -np.nan)):
+        logits[row, rng.integers(logits.shape[1])] = number
+    device = EmulatedOps(number=int(rng.integers(2**32))).kernels.device
+    tops = device.array(np.full((8, 2), -1, np.int32))
+    device.finite_argmax(device.array(logits), tops)
+    found = values_of(tops)
+    assert [int(top[0]) if top.any() else None for top in found] == [finite_argmax(row) for row in logits]
 
 
 def test_every_op_has_a_function_or_is_refused_by_name() -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from karat.batch import COLUMNS, GROUP_COLUMNS, ForwardBatch
 from karat.ops import api
@@ -28,9 +27,10 @@ from karat.ops.device_ops import (
     require_below,
 )
 from karat.ops.executor import AtOnce
+from karat.ops.logits import DeviceLogits
 from karat.ops.native_plan import Handle
 
-Rows = NDArray[np.float32]
+Rows = Any  # NDArray[np.float32], or DeviceLogits in its place
 
 MAX_GRAPH_TOKENS = 64  # of a step that is one graph
 
@@ -173,12 +173,15 @@ def graph_size(batch: ForwardBatch) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
-    """Recorded launches of steps of one size, what they read of a step, and the logits that they write."""
+class _Launched:
+    """A step that was asked for, its logits and its notes [caches + rows, 2].
+
+    Notes are losses of the ops that write to caches, then the tops of rows of logits, as kernels tell them.
+    """
 
     step: DeviceStep
     logits: Any
-    recorded: Any
+    notes: Any
 
 
 class DevicePlan(AtOnce):
@@ -203,48 +206,49 @@ class DevicePlan(AtOnce):
             if handle is not result:
                 self._ending[i].append(handle)
         self._caches = [node.op.cache for node in self._nodes if isinstance(node.op, api.KvWrite | RopeKvWrite)]
-        self._losses: Any = None
-        self._graphs: dict[tuple[int, int] | None, _Graph] = {}  # by size
+        self._graphs: dict[tuple[int, int] | None, tuple[_Launched, Any]] = {}  # by size, with the recorded launches
         self._rows = np.empty(0, np.float32)  # of the host, which logits are read to
 
     def launches(self, batch: ForwardBatch) -> Any:
         """The recorded launches of a step of decode that has run, on what the last step of its size brought."""
-        return self._graphs[graph_size(batch)].recorded
+        return self._graphs[graph_size(batch)][1]
 
     def _run(self, batch: ForwardBatch) -> Rows:
+        device = self._kernels.device
         with self._room("a step"):
             size = graph_size(batch)
             if size is None:
-                return self._read(self._launch(DeviceStep(self._kernels.device, batch)), batch)
-            whole, graph = padded(batch, *size), self._graphs.get(size)
-            if graph is None:
-                graph = self._graphs[size] = self._record(DeviceStep(self._kernels.device, whole, size[1]))
-            else:
-                for (name, group), end in graph.step.ends.items():
-                    require_below(batch, name, group, end)
-                self._kernels.device.write(graph.step.flat, whole.flat)
-            graph.recorded.replay()
-            return self._read(graph.logits, whole)[: batch.num_tokens]
+                step = DeviceStep(device, batch)
+                return self._read(self._launch(step, self._new_notes(batch)), batch.num_tokens)
+            whole = padded(batch, *size)
+            if size not in self._graphs:
+                self._graphs[size] = self._record(DeviceStep(device, whole, size[1]))
+            launched, recorded = self._graphs[size]
+            for (name, group), end in launched.step.ends.items():
+                require_below(batch, name, group, end)
+            device.write(launched.step.flat, whole.flat)
+            recorded.replay()
+            return self._read(launched, whole.num_tokens)[: batch.num_tokens]
 
-    def _record(self, step: DeviceStep) -> _Graph:
-        device = self._kernels.device
-        self._launch(step)  # what the device makes at its first launch is no part of the recording
+    def _new_notes(self, batch: ForwardBatch) -> Any:
+        return self._kernels.device.array(np.full((len(self._caches) + len(batch.logit_rows), 2), -1, np.int32))
+
+    def _record(self, step: DeviceStep) -> tuple[_Launched, Any]:
+        device, notes = self._kernels.device, self._new_notes(step.batch)
+        self._launch(step, notes)  # what the device makes at its first launch is no part of the recording
         device.begin_recording()
         try:
-            logits = self._launch(step)
+            launched = self._launch(step, notes)
         finally:
             recorded = device.end_recording()
-        return _Graph(step, logits, recorded)
+        return launched, recorded
 
-    def _launch(self, step: DeviceStep) -> Any:
-        kernels = self._kernels
+    def _launch(self, step: DeviceStep, notes: Any) -> _Launched:
+        kernels, num_caches = self._kernels, len(self._caches)
         values: dict[Handle, Any] = {}
-        if self._losses is None and self._caches:
-            self._losses = kernels.device.array(np.full((len(self._caches), 2), -1, np.int32))
-        kernels.losses, kernels.num_losses = self._losses, 0
+        kernels.losses, kernels.num_losses = notes.view(0, [2 * num_caches]), 0
         try:
-            if self._losses is not None:
-                kernels.device.fill(self._losses, 0xFF)
+            kernels.device.fill(notes, 0xFF)
             for node, ending in zip(self._nodes, self._ending, strict=True):
                 given: dict[str, Any] = {name: values[handle] for name, handle in node.op.given(Tensor).items()}
                 given |= dict.fromkeys(node.op.given(Step), step)
@@ -252,20 +256,27 @@ class DevicePlan(AtOnce):
                 values |= zip(node.results, result if isinstance(result, tuple) else (result,), strict=False)
                 for handle in ending:
                     del values[handle]
+            logits = values[self._result]
+            kernels.device.finite_argmax(logits, notes.view(2 * num_caches, [2 * logits.shape[0]]))
         finally:
             kernels.losses = None
             kernels.forget()
-        return values[self._result]
+        return _Launched(step, logits, notes)
 
-    def _read(self, logits: Any, batch: ForwardBatch) -> Rows:
-        size = int(np.prod(logits.shape))
-        if len(self._rows) < size:
-            self._rows = self._kernels.device.host_array(size)
-        rows = self._rows[:size].reshape(logits.shape)
-        if self._losses is None:
+    def _read(self, launched: _Launched, num_tokens: int) -> Any:
+        """The logits, which stay where they are until somebody reads them."""
+        logits, num_caches = launched.logits, len(self._caches)
+        notes = np.empty(launched.notes.shape, np.int32)
+        launched.notes.read(notes)
+        look_for_losses(notes[:num_caches], self._caches, num_tokens)
+        tops = np.where(notes[num_caches:].any(axis=-1), notes[num_caches:, 0], -1)
+
+        def read() -> Rows:
+            size = int(np.prod(logits.shape))
+            if len(self._rows) < size:
+                self._rows = self._kernels.device.host_array(size)
+            rows = self._rows[:size].reshape(logits.shape)
             logits.read(rows)
             return rows
-        losses = np.empty((len(self._caches), 2), np.int32)
-        self._kernels.device.read_both(logits, rows, self._losses, losses)
-        look_for_losses(losses, self._caches, batch.num_tokens)
-        return rows
+
+        return DeviceLogits(read, tops, logits.shape)

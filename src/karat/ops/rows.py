@@ -10,6 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from karat.ops.logits import DeviceLogits
+
 try:
     from karat import _native
 except ImportError:
@@ -33,7 +35,11 @@ def argmax(row: NDArray[np.floating]) -> int:
 
 
 def finite_argmax(row: NDArray[np.floating]) -> int | None:
-    """As `argmax`, if all values of the row [vocab] are finite; else None. One pass over the row."""
+    """As `argmax`, if all values of the row [vocab] are finite; else None. One pass over the row, if no device has made
+    it.
+    """
+    if isinstance(row, DeviceLogits):
+        return row.top
     if (values := _plain(row)) is not None:
         found = _native.finite_argmax(values)
         return None if found < 0 else found
