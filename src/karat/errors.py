@@ -133,6 +133,12 @@ class EngineDiedError(KaratError):
     exit_code = 13
 
 
+class DeviceLostError(KaratError):
+    """A GPU that failed while it computed. Its memory is lost, so this process can compute nothing more on it."""
+
+    exit_code = 15
+
+
 class BugError(KaratError):
     """A request that a bug of Karat ended. The log has the traceback; other requests go on."""
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from karat import LLM
 from karat.batch import COLUMNS, GROUP_COLUMNS, ForwardBatch
 from karat.check.session.same_bits import invariance_of
 from karat.engine.model_running import Preparation, open_runner
-from karat.errors import ExecutorError, NumericsError
+from karat.errors import DeviceLostError, ExecutorError, NumericsError, packed, unpacked
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config
 from karat.ops import api
@@ -22,7 +23,7 @@ from karat.ops.device_ops import LinearPlus, RopeKvWrite
 from karat.ops.device_plan import DevicePlan, graph_size, joined, padded, recorded
 from karat.ops.executor import Executor, Runner, StepLimits
 from karat.ops.native import NativeOps, unavailable_reason
-from tests.engine.tiny import write_model
+from tests.engine.tiny import GREEDY, write_model
 from tests.support.seed import SEED
 
 if reason := unavailable_reason() or missing("cuda-emulated"):
@@ -176,3 +177,19 @@ def test_ranks_and_layers_on_the_cpu_run_op_by_op(tmp_path: Path) -> None:
     assert not isinstance(runner_of(EmulatedOps(host_layers=1), folder), DevicePlan)
     rows = invariance_of(open_model(folder), num_tokens=5, options={"device": "cuda-emulated"})
     assert all(row.is_right for row in rows)
+
+
+def test_a_device_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine ends; a server's keeper starts another one. The error has an exit code of its own."""
+    with LLM(write_model(tmp_path, num_hidden_layers=1), device="cuda-emulated") as llm:
+        assert llm.generate("a", GREEDY)[0].outputs[0].finish_reason == "length"
+        ops = llm._model.ops  # type: ignore[union-attr]
+        error = ops._module.DeviceError("an illegal memory access was encountered")
+
+        def fail(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(DevicePlan, "_read", fail)
+        with pytest.raises(DeviceLostError, match=r"a step: the GPU emulation failed \(an illegal memory") as caught:
+            llm.generate("a", GREEDY)
+    assert caught.value.exit_code == 15 and unpacked(*packed(caught.value)).exit_code == 15

@@ -36,6 +36,7 @@ EXIT_CODES: Mapping[int, str] = {
     12: "a tensor-parallel rank died, hangs or could not be started",
     13: "the process of a server's engine died, hangs or could not be started",
     LINES_FAILED: "of batch: some requests failed; the file of errors says which and why",
+    15: "a GPU failed while it computed",
     BUG: "a bug in Karat: please report it with the output of --debug",
     HUNG_UP: "stopped by SIGHUP: the terminal went away",
     INTERRUPTED: "stopped by Ctrl-C (SIGINT)",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from karat.checkpoint.weights import Weight
 from karat.config import DEFAULT_ACTIVATIONS, Activations, FloatName, RopeConfig, Settings
-from karat.errors import CapacityError, ExecutorError
+from karat.errors import CapacityError, DeviceLostError, ExecutorError
 from karat.machine.extension import native
 from karat.ops import api
 from karat.ops.api import Cache, Loaded, Op, Ops, Step, Tensor
@@ -78,11 +78,13 @@ def _module(executor: str) -> ModuleType:
 class DeviceOps(NativeOps):
     """An executor (karat.ops.executor) with the `kernels` of a GPU, whose results are arrays in its memory.
 
+    `device_name` is the card's, or "emulation".
+
     The first `host_layers` layers are loaded for native kernels, which compute what reads them on the CPU, by `threads`
     threads: an op is computed where its weight or its cache lies. Ranks exchange by way of the host.
 
     Raises ExecutorError where the executor's module or its device is missing, CapacityError where the device's memory
-    ends.
+    ends, DeviceLostError where it fails: an engine ends by it.
     """
 
     place: str  # as --device names it
@@ -99,19 +101,17 @@ class DeviceOps(NativeOps):
         self._module = _module(self.executor)
         super().__init__(dtype, isa=Settings.from_env().isa, threads=threads, activations=activations)
         self.host_layers = host_layers
-        with self._room("a device"):
+        try:
             self._device = self._module.Device(number)
+        except self._module.DeviceError as error:
+            raise ExecutorError(f"device {self.place}: {error}; {_CPU}") from error
+        self.device_name = str(self._device.name)
         self.kernels = DeviceKernels(self._module, self._device, list(WIDTHS).index(activations) + 1)
 
     @property
     def options(self) -> Mapping[str, Any]:
         mine: dict[str, Any] = {"activations": self.activations, "device": self.place}
         return mine | ({"host_layers": self.host_layers, "threads": self.threads} if self.host_layers else {})
-
-    @property
-    def device_name(self) -> str:
-        """The card's name; "emulation" for that."""
-        return str(self._device.name)
 
     @contextmanager
     def _room(self, what: str) -> Iterator[None]:
@@ -123,7 +123,8 @@ class DeviceOps(NativeOps):
                 "leave layers to the CPU (--host-layers N)"
             ) from error
         except self._module.DeviceError as error:
-            raise ExecutorError(f"{what}: {error}") from error
+            again = f"start again, which `karat serve` does by itself; {_CPU}"
+            raise DeviceLostError(f"{what}: the GPU {self.device_name} failed ({error}); {again}") from error
 
     def available_bytes(self) -> int:
         """Of the device's memory, but for what launches take; of the host's, too, where it has layers."""

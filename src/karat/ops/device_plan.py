@@ -276,7 +276,8 @@ class DevicePlan(AtOnce):
             if len(self._rows) < size:
                 self._rows = self._kernels.device.host_array(size)
             rows = self._rows[:size].reshape(logits.shape)
-            logits.read(rows)
+            with self._room("logits"):
+                logits.read(rows)
             return rows
 
         return DeviceLogits(read, tops, logits.shape)
