@@ -28,7 +28,13 @@ def make(
 
 
 def sequence(
-    seq_id: int, prompt_len: int, max_new: int = 0, *, prompt_logits: bool = False, priority: int = 0
+    seq_id: int,
+    prompt_len: int,
+    max_new: int = 0,
+    *,
+    prompt_logits: bool = False,
+    priority: int = 0,
+    is_beside: bool = False,
 ) -> Sequence:
     return Sequence(
         seq_id,
@@ -37,6 +43,7 @@ def sequence(
         max_len=prompt_len + max_new,
         num_read=0 if prompt_logits else prompt_len - 1,
         priority=priority,
+        is_beside=is_beside,
     )
 
 

@@ -21,7 +21,7 @@ from karat.engine.requests.request_updates import OpenEntry, PromptProgress, Req
 from karat.engine.scheduling.batch_building import build_batch
 from karat.engine.scheduling.scheduler import Chunk, Scheduler, work_of
 from karat.engine.scheduling.sequence import Sequence
-from karat.engine.scheduling.step_budget import UNBOUNDED, Pace, StepBudget
+from karat.engine.scheduling.step_budget import BESIDE_STEP_S, UNBOUNDED, Pace, StepBudget, pause_after
 from karat.engine.stats import EngineStats
 from karat.errors import KaratError, NumericsError, RequestError
 from karat.kv.blocks import BlockPool
@@ -48,6 +48,11 @@ class _Step:
     begun: float
     decoded: float
     prefilled: float
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether it has work beside requests."""
+        return any(chunk.seq.is_beside for chunk in self.chunks)
 
     @property
     def seq_ids(self) -> frozenset[int]:
@@ -93,6 +98,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._clock = clock
         self._pace = Pace(config.key_work)
+        self._next_beside = 0.0  # on the clock: when work beside requests is due, while there are any
         self._seq_ids = count()
         self._readers: dict[int, Reader] = {}  # by seq_id; a reader that ended is not in it
         self._entries: dict[str, OpenEntry] = {}  # by request_id
@@ -178,7 +184,9 @@ class Engine:
         self.admission.check_tokens("the answer", token_ids)
         text = (*request.prompt_token_ids, *token_ids[:-1])
         num_read = len(request.prompt_token_ids) - 1
-        sequence = self._sequence(text, num_read=num_read, max_rows=rows, shares=False, priority=MAX_COUNT)
+        sequence = self._sequence(
+            text, num_read=num_read, max_rows=rows, shares=False, is_beside=True, priority=MAX_COUNT
+        )
         beside = Sequence(sequence.seq_id, list(request.prompt_token_ids), len(request.prompt_token_ids), 0)
         grammar = grammar or self.admission.grammar(request)
         choice = Choice(request, index, beside, self._tokenizer, max_tokens, grammar)
@@ -208,11 +216,12 @@ class Engine:
         """One forward pass over as many sequences as fit. `take` then returns the updates.
 
         With `is_watched`, callers see tokens as they come, and the step is bounded by time: at most about max_step_ms
-        if a sequence decodes, prompt_step_s if none does. If max_step_ms is 0, no step is bounded.
+        if a sequence decodes, prompt_step_s if none does. If max_step_ms is 0, no step is bounded. Replays beside
+        requests get PREFILL_SHARE of a bounded engine's time, and add about BESIDE_STEP_S to a step.
         """
         self._mend()
-        begun, budget = self._clock(), self._budget(is_watched, prompt_step_s)
-        chunks = self._schedule(budget)
+        begun = self._clock()
+        chunks, budget = self._planned(begun, is_watched, prompt_step_s)
         step = self._submit(chunks, budget, begun)
         self._collect(self._due(step))
 
@@ -305,15 +314,32 @@ class Engine:
         del self._readers[reader.sequence.seq_id]
         self.scheduler.remove(reader.sequence, forget=forget)
 
-    def _budget(self, is_watched: bool, prompt_step_s: float) -> StepBudget:
-        max_step_s = self.config.max_step_ms / 1000
-        is_bounded = is_watched and max_step_s > 0
-        return self._pace.budget(max_step_s, prompt_step_s) if is_bounded else self._pace.budget()
+    def _planned(self, begun: float, is_watched: bool, prompt_step_s: float) -> tuple[list[Chunk], StepBudget]:
+        """The chunks of the step that begins now, and the budget that they keep to.
 
-    def _schedule(self, budget: StepBudget) -> list[Chunk]:
+        Where there is work beside requests too, prefills of both take turns: that work is due again when requests have
+        had their part of the time, and whoever has nothing to compute leaves its turn.
+        """
+        max_step_s = self.config.max_step_ms / 1000
+        if not is_watched or max_step_s == 0:
+            return self._schedule(budget := self._pace.budget()), budget
+        budget = self._pace.budget(max_step_s, prompt_step_s)
+        if len({reader.sequence.is_beside for reader in self._readers.values()}) < 2:
+            return self._schedule(budget), budget
+        if begun >= self._next_beside:
+            self._next_beside = begun + pause_after(BESIDE_STEP_S)  # or as the step says, if there is room for one
+            beside = self._pace.budget_beside()
+            if chunks := self._schedule(beside, beside=True):
+                return chunks, beside
+        if chunks := self._schedule(budget, beside=False):
+            return chunks, budget
+        return self._schedule(beside := self._pace.budget_beside(), beside=True), beside
+
+    def _schedule(self, budget: StepBudget, *, beside: bool | None = None) -> list[Chunk]:
         """The chunks of this step, their blocks reserved."""
         self._half_done = True
-        chunks = self.scheduler.schedule(budget, () if self._in_flight is None else self._in_flight.seq_ids)
+        in_flight = () if self._in_flight is None else self._in_flight.seq_ids
+        chunks = self.scheduler.schedule(budget, in_flight, beside=beside)
         self._half_done = False
         return chunks
 
@@ -380,7 +406,10 @@ class Engine:
             self._entries[request_id].publish()
         self._num_steps += 1
         self._half_done = False
-        self._pace.note(self._clock() - step.begun, decoded=step.decoded, prefilled=step.prefilled)
+        now, is_beside = self._clock(), step.is_beside
+        more_s = self._pace.note(now - step.begun, decoded=step.decoded, prefilled=step.prefilled, beside=is_beside)
+        if is_beside:
+            self._next_beside = now + pause_after(more_s)
 
     def _serve(self, reader: Reader, chunk: Chunk, logits: Rows | NumericsError) -> None:
         """Give a chunk's logits to its reader. An error ends this reader alone."""

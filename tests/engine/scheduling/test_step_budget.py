@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from karat import LLM, SamplingParams
 from karat.batch import ForwardBatch
 from karat.engine.engine import Engine
-from karat.engine.scheduling.step_budget import FIRST_WORK_PER_S, PREFILL_SHARE, Pace, StepBudget
+from karat.engine.scheduling.step_budget import BESIDE_STEP_S, FIRST_WORK_PER_S, PREFILL_SHARE, Pace, StepBudget
 from karat.ops.native import unavailable_reason
 from tests.engine.fakes import BYTES, SAMPLED, FakeModel, alone, drive, make_config, make_engine, request
 from tests.engine.schedules import compute, make, sequence, sizes
@@ -64,6 +64,24 @@ def test_where_nobody_decodes_chunks_are_whole_unless_somebody_is_told() -> None
     scheduler.add(sequence(0, 2000))
     assert sizes(scheduler.schedule(StepBudget(0.0, decoding=20, least=5))) == {0: 512}
     assert sizes(scheduler.schedule(StepBudget(0.0, decoding=20, least=5, alone=50))) == {0: 50}
+
+
+def test_work_beside_requests_takes_turns_with_prompts_and_leaves_who_decodes_in_every_step() -> None:
+    scheduler = make(num_blocks=1000, max_num_batched_tokens=512)
+    scheduler.add(sequence(0, 4, 100))
+    compute(scheduler, scheduler.schedule())
+    scheduler.add(sequence(1, 1000))
+    for seq_id in (2, 3):
+        scheduler.add(sequence(seq_id, 1000, priority=1, is_beside=True))
+    requests, beside = StepBudget(0.0, decoding=20, least=5), StepBudget(0.0, decoding=0, least=7, alone=7)
+    assert sizes(scheduler.schedule(beside, beside=True)) == {0: 1}, "the prompt came first, and waits"
+    assert sizes(scheduler.schedule(requests, beside=False)) == {0: 1, 1: 19}
+    compute(scheduler, scheduler.schedule(requests, beside=False))
+    assert sizes(scheduler.schedule(beside, beside=True)) == {0: 1, 2: 7}, "one after the other"
+    assert sizes(scheduler.schedule()) == {0: 1, 1: 511}, "unless both are asked for"
+    for seq_id in (0, 1):
+        scheduler.remove(next(seq for seq in scheduler._running if seq.seq_id == seq_id))
+    assert sizes(scheduler.schedule(beside, beside=True)) == {2: 7} and not scheduler.schedule(requests, beside=False)
 
 
 # The estimate
@@ -183,6 +201,37 @@ def test_nobody_watches_or_no_bound() -> None:
         engine.advance(is_watched=watched, prompt_step_s=0.1)
         assert model.steps[-1][:2] == (2, 512)
         engine.abort("a"), engine.abort("long")
+
+
+@pytest.mark.parametrize("row_s", [0.0, 0.03])
+@pytest.mark.parametrize("prompt_len", [3000, 1])
+def test_replays_add_little_to_a_step_and_have_a_quarter_of_the_time(row_s: float, prompt_len: int) -> None:
+    """Whatever a token of theirs costs, while others stream, and a prompt gets on; less where its steps are long."""
+    asked = request("r", b"xyz", max_tokens=60, ignore_eos=True)
+    answer = alone(asked).outputs[0].token_ids
+    beside: list[float] = []
+
+    def cost(batch: ForwardBatch) -> float:
+        seconds = half_billion(batch) + row_s * max(0, len(batch.logit_rows) - 1)
+        if batch.num_seqs == 2 and (batch.token_ids == 0).sum() < 2:
+            beside.append(seconds - 0.024)  # more than a step that only decodes
+        return seconds
+
+    engine, model = timed(cost)
+    engine.add_request(request("a", b"xyz", max_tokens=4000, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    replays = [engine.replay(asked, 0, answer, rows=64) for _ in range(2)]
+    engine.add_request(request("long", bytes(prompt_len), max_tokens=1))
+    begun = model.now
+    while not all(replay.done for replay in replays):
+        engine.step()
+    assert all(replay.error is None and replay.difference is None for replay in replays)
+    assert sorted(beside)[-2] < BESIDE_STEP_S + 0.004 + row_s + 0.005, "about 20 ms, or one token, but for the first"
+    share = sum(beside) / (model.now - begun)
+    assert 0.1 < share < 0.3 if prompt_len == 1 else 0.03 < share < 0.2, share
+    assert engine.stats().num_prompt_tokens > min(prompt_len, 500)
+    engine.abort("a"), engine.abort("long")
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 400), st.floats(0, 0.01))

@@ -144,14 +144,18 @@ class Scheduler:
         else:
             self._waiting.remove(seq)
 
-    def schedule(self, budget: StepBudget = UNBOUNDED, in_flight: Collection[int] = ()) -> list[Chunk]:
+    def schedule(
+        self, budget: StepBudget = UNBOUNDED, in_flight: Collection[int] = (), *, beside: bool | None = None
+    ) -> list[Chunk]:
         """The chunks of the next step, their blocks reserved. Empty only if there is no sequence that can be in it.
 
         `budget` bounds the step's work in addition to the scheduler's limits. It never stops a decoding sequence,
         whose drafts wait where there is no room for them.
         in_flight: seq_ids of a step that is still computed. They are not in this one, and keep their blocks.
+        beside: whose prefills are in the step: those of work beside requests, those of requests, or (None) both.
+        Sequences of requests that decode are in every step. A step of one kind may be empty.
         """
-        ready = [seq for seq in self._running if seq.seq_id not in in_flight]
+        ready = [seq for seq in self._running if seq.seq_id not in in_flight and _takes_part(seq, beside)]
         decoding = [seq for seq in ready if seq.is_decoding]
         num_tokens, num_logits = self._max_num_batched_tokens - len(decoding), self._max_prompt_logits
         most: dict[int, int] = {}  # tokens of a decoding sequence: its last, and the drafts that have room
@@ -173,6 +177,8 @@ class Scheduler:
                     left.take(chunk)
         while self._waiting and len(self._running) < self._max_num_seqs and left.num_tokens > 0:
             seq = self._waiting[0]
+            if beside is not None and seq.is_beside != beside:
+                break
             chain = self._find(seq)
             num_found = chain.num_found if chain else 0
             should_wait = self._should_wait if self.blocks.states is None else self._should_wait_for_state
@@ -185,7 +191,8 @@ class Scheduler:
             assert chunk, "a sequence was admitted without room"
             chunks.append(chunk)
             left.take(chunk)
-        assert chunks or in_flight or not (self._running or self._waiting), "nothing can be scheduled"
+        is_part = bool(in_flight) or beside is not None
+        assert chunks or is_part or not (self._running or self._waiting), "nothing can be scheduled"
         return chunks
 
     def advance(self, chunk: Chunk, num_accepted: int) -> None:
@@ -328,6 +335,10 @@ class Scheduler:
         seq.num_computed, seq.state_places = 0, ()
         insort(self._waiting, seq, key=_order)
         self.num_preemptions += 1
+
+
+def _takes_part(seq: Sequence, beside: bool | None) -> bool:
+    return beside is None or seq.is_beside == beside or (beside and seq.is_decoding)
 
 
 def _order(seq: Sequence) -> tuple[int, int]:

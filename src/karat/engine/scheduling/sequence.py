@@ -16,6 +16,7 @@ class Sequence:
     salt          only sequences with the same salt share blocks
     shares        whether it shares blocks: finds those of others, and leaves its own to be found
     max_rows      the most positions of a prefill's step whose logits it wants, None: as many as fit
+    is_beside     whether it is work beside requests, a verification: it gets a part of their time (Scheduler.schedule)
     priority      the smaller is served first and preempted last; of one priority, the older sequence
     num_drafts    tokens at the end that are proposed and not accepted; whoever proposes them changes it
     cache_point   the tokens after which the next turn of a conversation will differ from this text; None: not known
@@ -32,6 +33,7 @@ class Sequence:
     max_rows: int | None = None
     salt: str | None = None
     shares: bool = True
+    is_beside: bool = False
     priority: int = 0
     num_drafts: int = 0
     cache_point: int | None = None

@@ -11,7 +11,7 @@ from statistics import median_high
 
 FIRST_WORK_PER_S = 80.0  # assumed before the first measured step: low, so that this step is short
 PREFILL_SHARE = 0.25  # of the time limit: prefills get this even if decoding alone takes the whole time
-BESIDE_STEP_S = 0.02  # about the longest step of other work (comparisons) while requests are computed
+BESIDE_STEP_S = 0.02  # about the most that other work (verifications, comparisons) adds to a step beside requests
 PROMPT_STEP_S = 0.5  # the longest step while a caller follows its prompt's progress and no sequence decodes
 _NUM_KEPT = 5
 _LEAST_SHARE = 1 / 64  # of a step's time that counts for prefills, if the step is faster than decoding alone
@@ -65,27 +65,39 @@ class Pace:
         self._key_work = key_work
         self._decoding: deque[tuple[float, float]] = deque(maxlen=_NUM_KEPT)  # seconds and work of steps
         self._seconds: deque[float] = deque(maxlen=_NUM_KEPT)  # for a work of 1 of a prefill
+        self._beside: deque[float] = deque(maxlen=_NUM_KEPT)  # the same beside requests, which reads more logits
 
     @property
     def work_per_s(self) -> float:
         """Work of prefills in a second, beyond the time of decoding."""
         return 1 / median_high(self._seconds) if self._seconds else FIRST_WORK_PER_S
 
-    def note(self, seconds: float, *, decoded: float, prefilled: float) -> None:
-        """Record a step of `seconds` with `decoded` work of decoding and `prefilled` work of prefills."""
+    def note(self, seconds: float, *, decoded: float, prefilled: float, beside: bool = False) -> float:
+        """Record a step of `seconds` with `decoded` work of decoding and `prefilled` work of prefills.
+
+        `beside`: the prefills are work beside requests. Returns the seconds that count for the prefills.
+        """
         seconds = max(seconds, _LEAST_S)
         if not prefilled:
             self._decoding.append((seconds, decoded))
-            return
+            return 0.0
         usual_s, usual = self._usual() if decoded else (0.0, 0.0)
         more = max(prefilled + decoded - usual, prefilled / 2)
-        self._seconds.append(max(seconds - usual_s, seconds * _LEAST_SHARE) / more)
+        more_s = max(seconds - usual_s, seconds * _LEAST_SHARE)
+        (self._beside if beside else self._seconds).append(more_s / more)
+        return more_s
 
     def budget(self, decoding_s: float = inf, alone_s: float = inf) -> StepBudget:
         """The budget of a step that takes at most `decoding_s` if sequences decode, `alone_s` if none does."""
         (usual_s, usual), speed = self._usual(), self.work_per_s
         decoding = (decoding_s - usual_s) * speed + usual
         return StepBudget(self._key_work, decoding, decoding_s * PREFILL_SHARE * speed, alone_s * speed)
+
+    def budget_beside(self) -> StepBudget:
+        """The budget of a step with work beside requests: it takes about BESIDE_STEP_S longer than without."""
+        # The slowest of the last steps: tokens whose logits are read take longer than those of a prompt before them.
+        work = BESIDE_STEP_S / max(self._beside, default=1 / FIRST_WORK_PER_S)
+        return StepBudget(self._key_work, decoding=0.0, least=work, alone=work)
 
     def _usual(self) -> tuple[float, float]:
         """Seconds and work of a step that only decodes."""
