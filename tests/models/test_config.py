@@ -18,6 +18,7 @@ import pytest
 from karat.config import ModelConfig, RopeConfig
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
+from karat.models.reader import ConfigReader, read_dtype
 from karat.models.registry import passed_over, read_config
 from karat.models.short_convs import ConvShape
 
@@ -392,6 +393,8 @@ def test_windows() -> None:
 
     assert windows("llama") == (None,) * 4
     assert windows("mistral") == (64,) * 4
+    for family in EXTRA:
+        assert windows(family, sliding_window=0) == windows(family, sliding_window=None), "0 is none, as in GGUF files"
     assert windows("mistral", sliding_window=None) == (None,) * 4
     assert windows("mistral", sliding_window=...) == (4096,) * 4
     assert windows("qwen2") == (None,) * 4
@@ -484,8 +487,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"num_hidden_layers": 0}, "num_layers=0"),
     ("llama", {"vocab_size": ...}, "vocab_size is missing"),
     ("llama", {"rms_norm_eps": 0}, "rms_norm_eps=0"),
-    ("llama", {"torch_dtype": "int8"}, "'int8'"),
-    ("llama", {"dtype": "bfloat16", "torch_dtype": "float32"}, "dtype='bfloat16' and torch_dtype='float32' disagree"),
+    ("llama", {"torch_dtype": 8}, "torch_dtype=8"),
     ("llama", {"rope_theta": 0}, "rope_theta=0.0: expected a number above 1"),
     ("llama", {"rope_theta": math.inf}, "rope_theta=inf: expected a finite number"),
     ("llama", {"rope_theta": math.nan}, "rope_theta=nan: expected a finite number"),
@@ -611,6 +613,13 @@ NEUTRAL: dict[str, Any] = {
     "unk_token_id": 0,
     "_commit_hash": "a" * 40,
     "max_seq_len": 4096,
+    "max_seq_length": 4096,
+    "n_positions": 1024,
+    "n_ctx": 1024,
+    "seq_length": 8192,
+    "router_aux_loss_coef": 0.001,
+    "router_z_loss_coef": 0.001,
+    "router_jitter_noise": 0.01,
     "model_max_length": 4096,
     "auto_map": None,
     "quantization_config": None,
@@ -697,10 +706,18 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         assert ours.rope.rope_type == theirs.rope_parameters["rope_type"]
 
 
-def test_both_names_of_the_type_may_be_there_if_they_agree() -> None:
-    both = {"dtype": "bfloat16", "torch_dtype": "torch.bfloat16"}
-    assert read_config(raw_config("llama", **both)).dtype == "bfloat16"
-    assert read_config(raw_config("llama", **{**both, "dtype": None})).dtype == "bfloat16"
+def test_the_stated_type_is_information_and_refuses_nothing() -> None:
+    """Every tensor is used in its own type. What is passed over is named."""
+    for stated, dtype, passed in (
+        ({"dtype": "bfloat16", "torch_dtype": "torch.bfloat16"}, "bfloat16", []),
+        ({"dtype": None, "torch_dtype": "torch.bfloat16"}, "bfloat16", []),
+        ({"dtype": "bfloat16", "torch_dtype": "float32"}, "bfloat16", ["torch_dtype='float32'"]),
+        ({"dtype": "auto", "torch_dtype": "float16"}, "float16", ["dtype='auto'"]),
+        ({"torch_dtype": "int8"}, None, ["torch_dtype='int8'"]),
+    ):
+        reader = ConfigReader(stated)
+        assert (read_dtype(reader), reader.passed_over) == (dtype, passed)
+        assert read_config(raw_config("llama", **stated)).dtype == dtype
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,7 +14,7 @@ from karat.layers.place import Place
 from karat.models import mixtures
 from karat.models.family import Family, read_decoder
 from karat.models.mixtures import MixtureConfig
-from karat.models.reader import ConfigReader, read_layer_windows
+from karat.models.reader import ConfigReader, read_layer_windows, read_window
 from karat.ops.api import Clamp
 
 # What a config.json without the key means; GGUF has no keys for the last two.
@@ -47,7 +47,7 @@ def read(reader: ConfigReader) -> GptOssConfig:
     num_layers, states_heads = reader.get(int, "num_hidden_layers"), reader.present("num_key_value_heads")
     num_heads = reader.get(int, "num_attention_heads")
     reader.raw("initial_context_length")  # RoPE states it
-    window = reader.optional(int, "sliding_window") if reader.present("sliding_window") else _WINDOW
+    window = read_window(reader, _WINDOW)
     kinds = "sliding_attention" if window else "full_attention", "full_attention"
     limit, alpha = reader.get(float, "swiglu_limit", _LIMIT), reader.get(float, "swiglu_alpha", _ALPHA)
     if not limit > 0:

@@ -37,7 +37,7 @@ def layer(place: Place, config: LlamaConfig, index: int) -> Block:
 def read(reader: ConfigReader) -> LlamaConfig:
     """The configuration from a config.json of this family."""
     num_layers, num_heads = reader.get(int, "num_hidden_layers"), reader.get(int, "num_attention_heads")
-    reader.must_be("sliding_window", why="the llama architecture has no window")
+    reader.must_be("sliding_window", 0, why="the llama architecture has no window")
     return read_decoder(
         reader,
         LlamaConfig,

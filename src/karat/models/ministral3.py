@@ -10,7 +10,7 @@ from karat.config import LayerShape
 from karat.errors import ConfigError
 from karat.models.family import Family, read_decoder
 from karat.models.mistral import MistralConfig, layer
-from karat.models.reader import ConfigReader, read_layer_windows
+from karat.models.reader import ConfigReader, read_layer_windows, read_window
 
 _KV_HEADS, _HEAD_DIM = 8, 128  # where a file lacks the keys; null means one KV head a head, and hidden_size / heads
 _GROWTH = "llama_4_scaling_beta"
@@ -38,7 +38,7 @@ class Ministral3Config(MistralConfig):
 def read(reader: ConfigReader) -> Ministral3Config:
     """The configuration from a config.json of this family."""
     num_layers, num_heads = reader.get(int, "num_hidden_layers"), reader.get(int, "num_attention_heads")
-    window = reader.optional(int, "sliding_window")
+    window = read_window(reader)
     everywhere = "full_attention" if window is None else "sliding_attention"
     reader.must_be("layer_types", [everywhere] * num_layers, why="ministral3 has its window on all layers or none")
     return read_decoder(

@@ -15,7 +15,7 @@ from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
-from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads
+from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads, read_window
 
 _DEFAULT_WINDOW = 4096  # tokens; the architecture's default where a file lacks the key. null means no window
 # Sizes of Mistral 7B v0.1, by GGUF's keys.
@@ -47,7 +47,7 @@ def layer(place: Place, config: MistralConfig, index: int) -> Block:
 def read(reader: ConfigReader) -> MistralConfig:
     """The configuration from a config.json of this family."""
     num_layers = reader.get(int, "num_hidden_layers")
-    window = reader.optional(int, "sliding_window") if reader.present("sliding_window") else _DEFAULT_WINDOW
+    window = read_window(reader, _DEFAULT_WINDOW)
     everywhere = "full_attention" if window is None else "sliding_attention"
     reader.must_be("layer_types", [everywhere] * num_layers, why="mistral has its window on all layers or none")
     return read_decoder(

@@ -10,7 +10,7 @@ from karat.layers.place import Place
 from karat.models import mixtures
 from karat.models.family import Family, read_decoder
 from karat.models.mixtures import MixtureConfig
-from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads
+from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads, read_window
 
 _DEFAULT_THETA = 1_000_000.0
 
@@ -32,9 +32,8 @@ def layer(place: Place, config: MixtralConfig, index: int) -> Block:
 
 def read(reader: ConfigReader) -> MixtralConfig:
     """The configuration from a config.json of this family. An expert has the intermediate_size."""
-    num_layers, window = reader.get(int, "num_hidden_layers"), reader.optional(int, "sliding_window")
+    num_layers, window = reader.get(int, "num_hidden_layers"), read_window(reader)
     everywhere = "full_attention" if window is None else "sliding_attention"
-    reader.raw("router_jitter_noise")  # of training
     reader.must_be("layer_types", [everywhere] * num_layers, why="mixtral has its window on all layers or none")
     return read_decoder(
         reader,

@@ -70,7 +70,6 @@ def read_experts(reader: ConfigReader) -> dict[str, Any]:
         raise ConfigError(
             f"num_experts_per_tok={chosen} and experts_per_token={per_token} disagree: keep the correct one"
         )
-    reader.raw("router_aux_loss_coef")  # of training
     return {
         "num_experts": reader.get(int, "num_experts", other),
         "num_experts_per_tok": reader.get(int, "num_experts_per_tok", per_token),

@@ -39,7 +39,7 @@ def read(reader: ConfigReader) -> OlmoeConfig:
     """The configuration from a config.json of this family. An expert has the intermediate_size."""
     num_layers, num_heads = reader.get(int, "num_hidden_layers"), reader.get(int, "num_attention_heads")
     reader.must_be("clip_qkv", why="q, k and v are not clipped")
-    reader.must_be("sliding_window", why="models of this type have no window")
+    reader.must_be("sliding_window", 0, why="models of this type have no window")
     return read_decoder(
         reader,
         OlmoeConfig,

@@ -10,7 +10,7 @@ from karat.layers.mlp import GatedMLP
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.models.family import Family, read_decoder
-from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads
+from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads, read_window
 
 _DEFAULT_WINDOW = 4096  # tokens; the architecture's default where a file lacks the key. null means no window
 
@@ -33,7 +33,7 @@ def layer(place: Place, config: Qwen2Config, index: int) -> Block:
 def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """The window of each layer: with `use_sliding_window`, layers from `max_window_layers` on have one."""
     num_layers = reader.get(int, "num_hidden_layers")
-    window = reader.optional(int, "sliding_window") if reader.present("sliding_window") else _DEFAULT_WINDOW
+    window = read_window(reader, _DEFAULT_WINDOW)
     depth = reader.optional(int, "max_window_layers")
     if not reader.get(bool, "use_sliding_window", False):
         window = None

@@ -16,7 +16,7 @@ from karat.models import mixtures
 from karat.models.family import Family, read_decoder
 from karat.models.mixtures import MixtureConfig
 from karat.models.qwen3 import must_normalise
-from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads
+from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads, read_window
 
 _DEFAULT_WINDOW = 4096  # tokens; the architecture's default where a file lacks the key. null means no window
 
@@ -59,7 +59,7 @@ def read(reader: ConfigReader) -> Qwen3MoeConfig:
 def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """With use_sliding_window, all layers have the window."""
     num_layers = reader.get(int, "num_hidden_layers")
-    window = reader.optional(int, "sliding_window") if reader.present("sliding_window") else _DEFAULT_WINDOW
+    window = read_window(reader, _DEFAULT_WINDOW)
     reader.raw("max_window_layers")  # of Qwen2; nothing reads it
     if not reader.get(bool, "use_sliding_window", False):
         window = None

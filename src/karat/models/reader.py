@@ -30,10 +30,12 @@ _HARMLESS = frozenset(
     dropout early_stopping embd_pdrop encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     flash_attention forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout hidden_dropout_prob
     id2label initializer_range is_llama_config label2id layer_norm_eps layer_norm_epsilon length_penalty mask_token_id
-    max_length max_seq_len max_sequence_length min_length model_max_length model_type name_or_path neftune_noise_alpha
+    max_length max_seq_len max_seq_length max_sequence_length min_length model_max_length model_type n_ctx n_positions
+    name_or_path neftune_noise_alpha
     no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
     output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type
-    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate seed sep_token_id
+    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef
+    router_jitter_noise router_z_loss_coef seed sep_token_id seq_length
     suppress_tokens task_specific_params temperature tokenizer_class top_k top_p torchscript transformers.js_config
     transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attn
     use_flash_attention
@@ -177,21 +179,18 @@ class ConfigReader:
 
 
 def read_dtype(reader: ConfigReader) -> FloatName | None:
-    """The checkpoint's stated dtype: `dtype` (transformers 5) or `torch_dtype` (4); None if it states none."""
-    new, old = _read_float_name(reader, "dtype"), _read_float_name(reader, "torch_dtype")
-    if new is not None and old is not None and new != old:
-        raise ConfigError(f"dtype={shown(new)} and torch_dtype={shown(old)} disagree: keep the correct one")
-    return new if new is not None else old
+    """The checkpoint's stated dtype: `dtype` (transformers 5), else `torch_dtype` (4); None if it states none.
 
-
-def _read_float_name(reader: ConfigReader, key: str) -> FloatName | None:
-    name = reader.optional(str, key)
-    if name is None:
-        return None
-    for known in _FLOATS:
-        if name.removeprefix("torch.") == known:
-            return known
-    raise ConfigError(f"{key}={shown(name)}: expected one of {', '.join(_FLOATS)}")
+    It is information only, so one that is another than the first, or no type of a float, is passed over.
+    """
+    found: FloatName | None = None
+    for key in ("dtype", "torch_dtype"):
+        name = reader.optional(str, key)
+        known = next((each for each in _FLOATS if name is not None and name.removeprefix("torch.") == each), None)
+        if name is not None and (known is None or found not in (None, known)):
+            reader.passed_over.append(f"{key}={shown(name)}")
+        found = found or known
+    return found
 
 
 def read_num_kv_heads(reader: ConfigReader) -> int:
@@ -208,6 +207,12 @@ def read_token_ids(reader: ConfigReader, key: str) -> tuple[int, ...]:
     if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
         raise ConfigError(f"{key}={shown(value)}: expected a token id or a list of token ids")
     return tuple(values)
+
+
+def read_window(reader: ConfigReader, default: int | None = None) -> int | None:
+    """`sliding_window` in tokens, where null and 0 mean that there is none; the default where a file lacks the key."""
+    window = reader.optional(int, "sliding_window")
+    return (window or None) if reader.present("sliding_window") else default
 
 
 def read_layer_windows(

@@ -7,7 +7,7 @@ from karat.config import LayerShape
 from karat.errors import ConfigError
 from karat.models.family import Family, read_decoder
 from karat.models.llama import LlamaConfig, layer
-from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads
+from karat.models.reader import ConfigReader, read_layer_windows, read_num_kv_heads, read_window
 from karat.request import shown
 
 _INTERVAL = 4  # the architecture's default; GGUF has no other
@@ -29,7 +29,7 @@ def read(reader: ConfigReader) -> SmolLM3Config:
     """The configuration from a config.json of this family. A window is that of the layers without RoPE."""
     num_layers = reader.get(int, "num_hidden_layers")
     has_rope = _read_has_rope(reader, num_layers)
-    window = reader.optional(int, "sliding_window")
+    window = read_window(reader)
     reader.raw("max_window_layers")  # of Qwen2; nothing reads it
     if not reader.get(bool, "use_sliding_window", False):
         window = None

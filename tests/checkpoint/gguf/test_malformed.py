@@ -196,7 +196,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
         "llama.attention.layer_norm_rms_epsilon=nan: expected a finite number above 0",
     ),
     "a base of infinity": (tiny({"llama.rope.freq_base": (F32, math.inf)}), "llama.rope.freq_base=inf: expected"),
-    "an unknown key": (tiny({"llama.attention.frob": (F32, 0.5)}), "1 unknown key (llama.attention.frob=0.5)"),
+    "an unknown key": (tiny({"llama.attention.frob": (F32, 0.5)}), "say --override llama.attention.frob=null"),
     "an unknown array": (tiny({"llama.frob": (ARRAY, (F32, [1, 2]))}), "llama.frob=[2 FLOAT32]"),
     "unknown RoPE scaling": (tiny({"llama.rope.scaling.type": (STRING, "longrope")}), "'longrope' is not supported"),
     "an attention factor": (tiny({"llama.rope.scaling.attn_factor": (F32, 2.0)}), "attn_factor=2.0 is not supported"),

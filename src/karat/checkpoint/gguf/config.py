@@ -262,7 +262,8 @@ def _check_keys(metadata: Metadata, arch: str, own: Collection[str]) -> None:
     if unknown:
         raise ConfigError(
             f"{len(unknown)} unknown key{'s' * (len(unknown) > 1)} ({listed(unknown, 5)}): each may change the result, "
-            "so none is ignored; report the model"
+            "so none is ignored; if you know that it does not, say --override "
+            f"{unknown[0].partition('=')[0][:80]}=null, or report the model"
         )
     version = metadata.optional(int, "general.quantization_version")
     if version not in (None, 2):
