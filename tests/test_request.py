@@ -59,7 +59,7 @@ WRONG: dict[str, list[Any]] = {
     "seed": [-2, 2**63, 1.5, "1", True, HUGE],
     "max_tokens": [0, -2, 1.5, True, 2**31, HUGE],
     "min_tokens": [-1, 1.5, True, HUGE],
-    "stop": [("",), ("a", 1), 1, {"a"}, ["a"] * 65, ["a" * 1025]],
+    "stop": [("a", 1), 1, {"a"}, ["a"] * 65, ["a" * 1025]],
     "stop_token_ids": [(-1,), (1.5,), (True,), 5, {5}, [2**31], [HUGE], [1] * 1025],
     "include_stop_str_in_output": [0, "yes"],
     "ignore_eos": [1],
@@ -115,7 +115,7 @@ def test_every_field_is_tested() -> None:
 
 @pytest.mark.parametrize(("name", "index"), [(name, i) for name, values in WRONG.items() for i in range(len(values))])
 def test_wrong_values_are_refused_by_name(name: str, index: int) -> None:
-    with pytest.raises(RequestError, match=rf"^{name}=.*: expected ") as caught:
+    with pytest.raises(RequestError, match=rf"^{name}(\[\d\])?=.*: expected ") as caught:
         SamplingParams(**{name: WRONG[name][index]})
     assert len(str(caught.value)) < 250
 
@@ -144,9 +144,22 @@ def test_right_values_are_taken(name: str, index: int) -> None:
     ],
 )
 def test_structured_outputs_are_exactly_one_thing(fields: dict[str, Any], named: str) -> None:
-    for make in (lambda: StructuredOutputs(**fields), lambda: SamplingParams(structured_outputs=fields)):
+    ways = [lambda: StructuredOutputs(**fields), lambda: SamplingParams(structured_outputs=fields)]
+    for make in ways[: 2 if fields else 1]:
         with pytest.raises(RequestError, match=named):
             make()
+
+
+def test_empty_texts_and_forms_are_none() -> None:
+    for said in ({"stop": ""}, {"stop": [""]}, {"structured_outputs": {}}, {"structured_outputs": {"json": None}}):
+        assert SamplingParams(**said) == SamplingParams(), said
+    assert SamplingParams(stop=["", "a"]).stop == ("a",)
+
+
+def test_the_id_that_is_none_is_named() -> None:
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        with pytest.raises(RequestError, match=rf"^{name}\[1\]=-1: expected a token id, an integer from 0"):
+            SamplingParams(**{name: [5, -1]})
 
 
 def test_other_spellings_become_one() -> None:

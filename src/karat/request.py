@@ -273,24 +273,9 @@ class SamplingParams:
         limit = MAX_COUNT if self.max_tokens is None else self.max_tokens
         self._int("min_tokens", 0, limit, f"an integer from 0 to max_tokens={self.max_tokens}")
         self._texts("stop", MAX_STOPS, MAX_STOP_CHARS)
-        self._require(
-            "stop_token_ids",
-            isinstance(self.stop_token_ids, tuple)
-            and len(self.stop_token_ids) <= MAX_IDS
-            and all(is_int(t, 0, MAX_COUNT) for t in self.stop_token_ids),
-            f"at most {MAX_IDS} token ids from 0 to {MAX_COUNT}",
-        )
-        allowed: object = self.allowed_token_ids
-        self._require(
-            "allowed_token_ids",
-            allowed is None
-            or (
-                isinstance(allowed, tuple)
-                and 0 < len(allowed) <= MAX_IDS
-                and all(is_int(t, 0, MAX_COUNT) for t in allowed)
-            ),
-            f"None, or 1 to {MAX_IDS} token ids from 0 to {MAX_COUNT}",
-        )
+        self._token_ids("stop_token_ids", self.stop_token_ids, f"at most {MAX_IDS}")
+        if self.allowed_token_ids is not None:
+            self._token_ids("allowed_token_ids", self.allowed_token_ids, f"None, or 1 to {MAX_IDS}", least=1)
         self._require(
             "structured_outputs",
             isinstance(self.structured_outputs, StructuredOutputs | None),
@@ -320,6 +305,8 @@ class SamplingParams:
         for name in _LISTS:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.stop, tuple):
+            object.__setattr__(self, "stop", tuple(text for text in self.stop if text != ""))  # it stops nothing
         words: object = self.bad_words_ids
         if isinstance(words, tuple) and any(isinstance(word, list) for word in words):
             object.__setattr__(self, "bad_words_ids", tuple(tuple(w) if isinstance(w, list) else w for w in words))
@@ -327,7 +314,7 @@ class SamplingParams:
         form: object = self.structured_outputs
         if isinstance(form, Mapping) and all(isinstance(name, str) for name in form):
             given = {name: value for name, value in form.items() if value is not None}
-            object.__setattr__(self, "structured_outputs", StructuredOutputs(**given))
+            object.__setattr__(self, "structured_outputs", StructuredOutputs(**given) if given else None)
         for name, meant in (("top_k", 0), ("seed", None), ("max_tokens", None)):
             if is_int(getattr(self, name), -1, -1):
                 object.__setattr__(self, name, meant)
@@ -337,6 +324,15 @@ class SamplingParams:
     def _require(self, name: str, condition: bool, expected: str) -> None:
         if not condition:
             raise RequestError(f"{name}={shown(getattr(self, name))}: expected {expected}", param=name)
+
+    def _token_ids(self, name: str, ids: object, expected: str, least: int = 0) -> None:
+        is_list = isinstance(ids, tuple) and least <= len(ids) <= MAX_IDS
+        self._require(name, is_list, f"{expected} token ids from 0 to {MAX_COUNT}")
+        assert isinstance(ids, tuple)
+        for place, each in enumerate(ids):
+            if not is_int(each, 0, MAX_COUNT):
+                said = f"{name}[{place}]={shown(each)}: expected a token id, an integer from 0 to {MAX_COUNT}"
+                raise RequestError(said, param=name)
 
     def _texts(self, name: str, most: int, most_chars: int) -> None:
         texts: object = getattr(self, name)

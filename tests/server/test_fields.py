@@ -69,7 +69,7 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [  # values that are taken, and 
     ("seed", [-1, 0, MAX_SEED], [-2, MAX_SEED + 1]),
     ("max_tokens", [-1, 1, MAX_COUNT], [-2, MAX_COUNT + 1]),
     ("min_tokens", [0, MAX_COUNT], [-1, MAX_COUNT + 1]),
-    ("stop", ["a", [], ["a"] * MAX_STOPS], ["", [""], ["a"] * (MAX_STOPS + 1), "a" * 2000]),
+    ("stop", ["a", "", [""], [], ["a"] * MAX_STOPS], [["a"] * (MAX_STOPS + 1), "a" * 2000]),
     ("stop_token_ids", [[], [0]], [[-1], [0] * (MAX_IDS + 1)]),
     ("prompt_logprobs", [0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
     ("ignore_eos", [True], [1, "yes"]),

@@ -180,7 +180,13 @@ def test_enable_thinking_is_followed_where_the_template_has_it(scripted: Running
 
 NULLS: list[tuple[str, dict[str, Any]]] = [
     *((route, {"structured_outputs": {"regex": "a", "whitespace_pattern": None}}) for route in EVERY),
+    *((route, {"structured_outputs": form}) for route in EVERY for form in ({}, {"json": None})),
+    *((route, {"stop": stop}) for route in (CHAT, TEXT, RESPONSES) for stop in ("", [""])),
+    (MESSAGES, {"stop_sequences": ["", ""]}),
+    *((route, {"thinking": thinking}) for route in (CHAT, MESSAGES) for thinking in ({}, {"type": None})),
+    *((MESSAGES, {"system": system}) for system in ("", [], [{"type": "text", "text": None}])),
     (MESSAGES, {"tool_choice": {"type": "none", "name": None, "disable_parallel_tool_use": None}}),
+    *((route, {"tool_choice": {"type": kind}}) for route in (CHAT, RESPONSES) for kind in ("auto", "none")),
     (RESPONSES, {"input": [{"type": None, "role": "user", "content": "Hi", "status": None}]}),
 ]
 LAST = {
@@ -192,7 +198,24 @@ LAST = {
 
 @pytest.mark.parametrize(("route", "given"), NULLS, ids=str)
 def test_null_keys_are_none(server: Running, route: str, given: dict[str, Any]) -> None:
-    assert asked(server, route, **given)[1] == []
+    text, named = asked(server, route, **given)
+    assert named == []
+    if "regex" not in str(given):
+        assert text == asked(server, route)[0]
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+def test_an_empty_id_is_none(server: Running, name: str) -> None:
+    assert asked(server, RESPONSES, **{name: ""}) == (asked(server, RESPONSES)[0], [name])
+    assert server.ask(RESPONSES, PLAIN[RESPONSES] | {name: "a"}).json["error"]["param"] == name
+
+
+def test_variables_that_the_template_does_not_read_are_named(server: Running) -> None:
+    given = {"chat_template_kwargs": {"enable_thinking": True, "no_such": 1}}
+    for route in (CHAT, RESPONSES, MESSAGES):
+        text, named = asked(server, route, temperature=0, **given)
+        assert named == ["chat_template_kwargs.enable_thinking", "chat_template_kwargs.no_such"]
+        assert text == asked(server, route, temperature=0)[0]
 
 
 @pytest.mark.parametrize("route", LAST)
@@ -220,6 +243,13 @@ TURNS: list[tuple[str, list[dict[str, Any]], list[str]]] = [
     (CHAT, [{"role": "assistant", "content": None}, USER], []),
     (CHAT, [{"role": "assistant", "content": []}, USER], []),
     (CHAT, [{"role": "assistant"}, USER], []),
+    (CHAT, [{"role": "system", "content": None}, {"role": "user", "content": None}, USER], []),
+    (CHAT, [{"role": "user", "content": [{"type": "text", "text": None}, None, {"type": "text", "text": "a"}]}], []),
+    (CHAT, [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, USER], []),
+    (RESPONSES, [{"role": "user", "content": None}, USER], []),
+    (RESPONSES, [{"role": "user", "content": [{"type": "input_text", "text": None}, None]}, USER], []),
+    (RESPONSES, [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, USER], []),
+    (MESSAGES, [{"role": "user", "content": None}, {"role": "user", "content": [{"type": "text", "text": None}]}], []),
     (CHAT, [{"role": "assistant", "refusal": "No.", "tool_calls": None, "function_call": None}, USER], []),
     (
         CHAT,

@@ -212,7 +212,7 @@ def test_of_tools_and_a_form_the_one_at_fault_is_named(scripted: Running, choice
     assert fault.status == 400 and fault.json["error"]["param"] == "response_format"
     function = {"type": "function", "function": {"name": "f", "parameters": wrong, "strict": True}}
     fault = scripted.ask(CHAT, chat_body("Hello", tool_choice=choice, **FORMS[CHAT]) | {"tools": [function]})
-    assert fault.status == 400 and fault.json["error"]["param"] == "tools"
+    assert fault.status == 400 and fault.json["error"]["param"] == "tools[0].function.parameters"
 
 
 class Rendering:
@@ -339,6 +339,17 @@ def test_the_param_of_an_error_is_the_place_of_what_was_sent(scripted: Running, 
         for stream in (False, True):
             error = scripted.ask(route, body | {"stream": stream}).json["error"]
             assert error["param"] == place and "clock have type 'zork'" in error["message"]
+    tags = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    for inner, told in (
+        (tags, "uniqueItems"),
+        ({"type": "string", "minLength": 10**6}, "minLength"),
+        ({"allOf": 1}, ""),
+    ):
+        body = BODIES[route](call(), tool_choice="required")
+        tool = body["tools"][1]
+        (tool["function"] if route == CHAT else tool)["parameters"] = {"type": "object", "properties": {"tags": inner}}
+        error = scripted.ask(route, body).json["error"]
+        assert error["param"] == place and told in error["message"], "of a schema inside, and of the compiler's own"
     names = ("max_tokens", "n_predict", "max_new_tokens") if route == CHAT else ("max_output_tokens", "max_tokens")
     for name in names:
         for length in (99999, 0):

@@ -70,7 +70,7 @@ PartAbove0 = Annotated[float, Meta(gt=0, le=1)]
 Word = Annotated[str, Meta(min_length=1, max_length=MAX_WORD)]
 WordIds = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_WORD)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.001, le=100)]
-StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]  # an empty one stops nothing
 Names = Annotated[dict[str, Any], Meta(max_length=64)]
 Tools = Annotated[list[dict[str, Any]], Meta(max_length=1024)]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -554,8 +554,8 @@ TABLE: tuple[Field, ...] = (
     _refused("separate_reasoning", (CHAT,), "leave it out, and join reasoning and content", True),
     _refused("stream_reasoning", (CHAT,), "leave it out, and wait for the whole", True),
     _refused("mm_processor_kwargs", BOTH, "there are no images yet; leave it out", {}),
-    _refused("previous_response_id", STATELESS, "nothing is kept; send the whole conversation as input"),
-    _refused("conversation", STATELESS, "nothing is kept; send the whole conversation as input"),
+    _refused("previous_response_id", STATELESS, "nothing is kept; send the whole conversation as input", ""),
+    _refused("conversation", STATELESS, "nothing is kept; send the whole conversation as input", ""),
     _refused("background", (RESPONSES,), "nothing is kept; wait for the answer, or stream", False),
     _refused("background_options", (RESPONSES,), "nothing is kept; wait for the answer, or stream", {}),
     _refused("prompt", STATELESS, "there are no stored prompts; send input"),

@@ -20,7 +20,7 @@ from karat.text.name_spelling import escapes
 from karat.text.schema_closing import without_nulls
 from karat.text.schema_rewriting import MAX_WHOLE, rewritten
 from karat.text.tokenizer import Tokenizer
-from karat.text.tools.grammar import WHITESPACE, CallGrammar, lark_of
+from karat.text.tools.grammar import WHITESPACE, CallGrammar, lark_of, object_schema
 
 MASK_THREADS = 1  # of all sequences together, beside the kernels
 MAX_DEPTH = 32  # of a schema
@@ -82,9 +82,18 @@ class GrammarCompiler:
                 reason = _with_keyword(str(form.json or form.tool_calls), reason)
             raise RequestError(
                 f"structured_outputs: {kind}: {reason}; expected what a grammar can keep to; change it or leave it out",
-                param="structured_outputs",
+                param=self._param(form),
             )
         return Grammar(self._after(matcher, form.begun or ""), self._vocab_size, self._threads)
+
+    def _param(self, form: StructuredOutputs) -> str:
+        """What is at fault of a form that cannot be compiled: the first tool whose schema alone cannot be, if any."""
+        for tool in () if form.tool_calls is None else CallGrammar.decoded(form.tool_calls).tools:
+            if tool.parameters is not None:
+                source = _lark(f"start: %json {json.dumps(_checked(object_schema(tool)), ensure_ascii=False)}")
+                if LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits).is_error():
+                    return f"tools.{tool.name}"
+        return "structured_outputs"
 
     def _after(self, matcher: LLMatcher, begun: str) -> LLMatcher:
         """The matcher after a text that stands before the answer, or as it is if the form does not begin so."""

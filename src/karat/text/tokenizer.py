@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import datetime
 from functools import cached_property
@@ -118,10 +118,11 @@ class Tokenizer:
         other._variables = dict(overrides.chat_template_kwargs)
         return other
 
-    def unread_variables(self) -> list[str]:
-        """The user's variables that no chat template mentions."""
+    def unread_variables(self, names: Iterable[str] | None = None) -> list[str]:
+        """The variables that no chat template mentions, of these names (None: of those that the user gave)."""
         sources = "\n".join(self._templates.values())
-        return [name for name in self._variables if not re.search(rf"\b{re.escape(name)}\b", sources)]
+        given = self._variables if names is None else names
+        return [name for name in given if not re.search(rf"\b{re.escape(name)}\b", sources)]
 
     def encode(self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`. Special tokens that it spells become their ids.

@@ -115,7 +115,7 @@ def test_parts_of_a_content_are_joined(llm: LLM) -> None:
     [
         ({"type": "image_url", "image_url": {"url": "x"}}, "'image_url': Karat has no images"),
         ({"text": "a"}, "expected {'type': 'text'"),
-        ({"type": "text", "text": None}, r"content\[0\].*expected {'type': 'text'"),
+        ({"type": "text"}, r"content\[0\].*expected {'type': 'text'"),
         (5, r"messages\[0\].content\[0\]=5: expected {'type': 'text'"),
     ],
 )

@@ -65,7 +65,6 @@ def test_roles_and_contents_become_those_of_templates() -> None:
         ({"role": "user", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls"),
         ({"role": "assistant", "content": 1}, "messages[0].content"),
         ({"role": "user"}, "messages[0].content"),
-        ({"role": "user", "content": None}, "messages[0].content"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
             "messages[0].content[0].type",
@@ -75,7 +74,8 @@ def test_roles_and_contents_become_those_of_templates() -> None:
         ({"role": "user", "content": "a", "images": ["x"]}, "messages[0].images"),
         ({"role": "assistant", "tool_calls": "a"}, "messages[0].tool_calls"),
         ({"role": "assistant", "content": "a", "tool_calls": [{}]}, "messages[0].tool_calls[0]"),
-        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[0].tool_calls[0].id"),
+        ({"role": "assistant", "tool_calls": [{"function": {}, "id": 1}]}, "messages[0].tool_calls[0].id"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "messages[0].tool_calls[0].function.name"),
         ({"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "b", "file": 1}}]}, None),
         ({"role": "assistant", "content": "a", "reasoning": 1}, "messages[0].reasoning"),
     ],

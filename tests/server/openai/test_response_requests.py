@@ -74,7 +74,6 @@ def test_what_is_sampled_and_given_back() -> None:
         ({"role": "tool", "content": "a"}, "input[0].role"),
         ({"role": ["user"], "content": "a"}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
-        ({"role": "user", "content": []}, "input[0].content"),
         ({"role": "user", "content": ["a"]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": ["text"]}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}, "input[0].content[0].type"),

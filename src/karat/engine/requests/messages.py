@@ -14,6 +14,7 @@ _CALL = frozenset({"id", "type", "function", "index"})
 _FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
 _BARE = {"role", "content"}
 _EMPTY_FOR = ("assistant", "tool")  # roles whose contents may be left out
+_PARTS = ("text", "refusal")  # types of parts, whose text has the type's name
 
 
 def plain_messages(messages: Sequence[Message], passed: Passed) -> list[dict[str, Any]]:
@@ -43,7 +44,7 @@ def _plain(message: Message, where: str, passed: Passed) -> dict[str, Any]:
     is_answer, is_result = role == "assistant", role == "tool"
     if is_answer and not content and isinstance(message.get("refusal"), str):
         content = message["refusal"]  # the answer was this
-    is_empty = content in ([], ()) or (content is None and role in _EMPTY_FOR)
+    is_empty = content in ([], ()) or (content is None and (role in _EMPTY_FOR or "content" in message))
     plain: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
         "content": "" if is_empty else plain_content(content, f"{where}.content", passed),
@@ -97,7 +98,7 @@ def plain_content(content: object, where: str, passed: Passed) -> str | list[dic
         return content
     if not isinstance(content, list | tuple) or not content:
         raise RequestError(f"{where}={shown(content)}: expected a text, or a list of text parts", param=where)
-    texts = [_part(part, f"{where}[{index}]", passed) for index, part in enumerate(content)]
+    texts = [_part(part, f"{where}[{index}]", passed) for index, part in enumerate(content) if part is not None]
     return content_of(texts)
 
 
@@ -105,14 +106,14 @@ def _part(part: object, where: str, passed: Passed) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str) and kind != "text":
+    if isinstance(kind, str) and kind not in _PARTS:
         said = f"{where}.type={shown(kind)}: Karat has no images, audio or video; expected text alone"
         raise RequestError(said, param=f"{where}.type")
-    if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
+    text = part.get(kind, 0) if isinstance(part, Mapping) and isinstance(kind, str) else 0
+    if not isinstance(part, Mapping) or not isinstance(kind, str) or not isinstance(text, str | None):
         raise RequestError(f"{where}={shown(part)}: expected {{'type': 'text', 'text': …}}", param=where)
-    passed.over(part, ("type", "text"), where)
-    text: str = part["text"]
-    return text
+    passed.over(part, ("type", kind), where)
+    return text or ""
 
 
 def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:

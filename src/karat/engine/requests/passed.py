@@ -42,6 +42,10 @@ class Passed:
         if len(self._names) < MAX_PASSED:
             self._names[name] = None
 
+    def key(self, group: str, name: object) -> None:
+        """As `note`, for a key of a group, whose name clients chose."""
+        self.note(f"{group}.{quote(str(name)[:MAX_NAME], safe='')}")
+
     def over(
         self,
         given: Mapping[str, Any],
@@ -64,7 +68,7 @@ class Passed:
                     param=f"{where}.{name}"[:200],
                 )
             if name != "id":
-                self.note(f"{group}.{quote(str(name)[:MAX_NAME], safe='')}")
+                self.key(group, name)
 
 
 def is_nothing(value: object) -> bool:

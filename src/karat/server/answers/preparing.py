@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from karat.engine.async_llm import AsyncLLM
+from karat.engine.requests.passed import Passed
 from karat.engine.requests.request_making import Prompt
 from karat.server.answers.parts import PLAIN_TEXT, AnswerFormat
 from karat.server.asking.asked import ChatRequest, TextRequest
@@ -58,8 +59,16 @@ async def prepare(asked: ChatRequest, llm: AsyncLLM) -> Prepared:
         )
         if answer_format.shows_special:
             given["skip_special_tokens"] = False
-    names = (*asked.unused, *unheeded, *unused, *tools.dropped)
+    names = (*asked.unused, *_unread(asked, llm), *unheeded, *unused, *tools.dropped)
     return Prepared([prompt], [len(prompt.token_ids)], given, names, answer_format)
+
+
+def _unread(asked: ChatRequest, llm: AsyncLLM) -> tuple[str, ...]:
+    """The names for the header of variables that no template mentions."""
+    passed, names = Passed(), set(asked.variables) - {"add_generation_prompt"}
+    for name in llm.tokenizer.unread_variables(names) if names else ():
+        passed.key("chat_template_kwargs", name)
+    return tuple(sorted(passed.names))
 
 
 async def prepare_texts(asked: TextRequest, llm: AsyncLLM) -> Prepared:

@@ -53,15 +53,15 @@ class Contents:
 
     def text(self, content: object, where: str) -> Content:
         """The content as a text or as parts of text, as in chat completions."""
-        return content_of([block["text"] for block in self._blocks(content, where, ("text",))])
+        return content_of([_text(block) for block in self._blocks(content, where, ("text",))])
 
     def system(self, content: object) -> Content:
         """As `text`, without the line of accounting that Claude Code puts first. It is noted.
 
         Its numbers are others in each request: no prompt would begin as one before it, and none would be shared.
         """
-        texts = [block["text"] for block in self._blocks(content, "system", ("text",))]
-        if line := _ACCOUNTING.match(texts[0]):
+        texts = [_text(block) for block in self._blocks(content, "system", ("text",))] if content else []
+        if texts and (line := _ACCOUNTING.match(texts[0])):
             self._passed.note("system.x-anthropic-billing-header")
             rest = texts[0][line.end() :]
             texts[:1] = [rest] if rest else []
@@ -73,7 +73,8 @@ class Contents:
             raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
         self._passed.over(message, _KNOWN, where)
         content = message.get("content")
-        said = "" if role == "assistant" and content in (None, []) else content
+        is_empty = content == [] or (content is None and (role == "assistant" or "content" in message))
+        said = "" if is_empty else content
         blocks = self._blocks(said, f"{where}.content", _ALLOWED[role])
         if role == "assistant":
             return [_answer(blocks)]
@@ -81,7 +82,7 @@ class Contents:
         for index, block in enumerate(blocks):
             if block["type"] == "text":
                 texts = texts_of(read.pop()["content"]) if read and read[-1]["role"] == role else []
-                read.append({"role": role, "content": content_of([*texts, block["text"]])})
+                read.append({"role": role, "content": content_of([*texts, _text(block)])})
                 continue
             inner = f"{where}.content[{index}].content"
             told = self.text(block["content"], inner) if block.get("content") else ""
@@ -118,7 +119,8 @@ class Contents:
         if kind == "redacted_thinking":
             self._passed.note(f"messages.{kind}")
         for name in texts[kind]:
-            if not isinstance(block.get(name), str):
+            is_null = kind == "text" and name in block and block[name] is None
+            if not is_null and not isinstance(block.get(name), str):
                 raise invalid(f"{where}.{name}", f"{where}.{name}={shown(block.get(name))}: expected a text")
         if kind == "tool_use" and not isinstance(block.get("input"), dict | None):
             raise invalid(f"{where}.input", f"{where}.input={shown(block.get('input'))}: expected an object")
@@ -131,11 +133,16 @@ class Contents:
         self._passed.over(block, known, where)
 
 
+def _text(block: Mapping[str, Any]) -> str:
+    """The text of a block, where null is none."""
+    return block["text"] or ""
+
+
 def _answer(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """An earlier answer."""
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": content_of([block["text"] for block in blocks if block["type"] == "text"]),
+        "content": content_of([_text(block) for block in blocks if block["type"] == "text"]),
     }
     if thoughts := [block["thinking"] for block in blocks if block["type"] == "thinking"]:
         message["reasoning_content"] = "\n".join(thoughts)

@@ -96,7 +96,7 @@ def _tools(values: Mapping[str, Any], passed: Passed) -> Tools:
 
 def _structure(
     values: Mapping[str, Any],
-) -> tuple[dict[str, StructuredOutputs], tuple[Effort, ...], tuple[str, ...]]:
+) -> tuple[dict[str, StructuredOutputs | None], tuple[Effort, ...], tuple[str, ...]]:
     """The field structured_outputs of SamplingParams, if a request gives a form; the effort; fields without effect.
 
     400 for a wrong form, and for two.

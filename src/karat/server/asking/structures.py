@@ -24,7 +24,7 @@ def structure_field(values: Mapping[str, Any]) -> str:
     for name in _OTHERS:
         if values.get(name) not in (None, ""):
             return name
-    if "structured_outputs" not in values:
+    if not stated(values.get("structured_outputs", {})):
         for name in ("response_format", "output_format"):
             if name in values:
                 return name
@@ -34,17 +34,19 @@ def structure_field(values: Mapping[str, Any]) -> str:
     return "structured_outputs"
 
 
-def structured(name: str, schema: Mapping[str, Any] | None, values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
+def structured(
+    name: str, schema: Mapping[str, Any] | None, values: Mapping[str, Any]
+) -> dict[str, StructuredOutputs | None]:
     """structured_outputs from the `schema` that the field `name` gives, or from the field of its own name.
 
     400 if both are given, and for a wrong form.
     """
     given: dict[str, Any] = {name: {"json": schema}} if schema is not None else {}
     given |= {field: {kind: values[field]} for field, kind in _OTHERS.items() if values.get(field) not in (None, "")}
-    if (wanted := values.get("structured_outputs")) is not None:
+    if wanted := stated(values.get("structured_outputs", {})):
         given["structured_outputs"] = wanted
     if not given:
-        return {}
+        return {"structured_outputs": None} if "structured_outputs" in values else {}
     if len(given) > 1:
         raise invalid(next(reversed(given)), f"{' and '.join(reversed(given))}; give one of them")
     ((field, form),) = given.items()

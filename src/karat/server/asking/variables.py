@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from karat.engine.requests.passed import stated
 from karat.request import shown
 from karat.server.errors import invalid
 from karat.text.tools.dialect import Dialect
@@ -49,13 +50,13 @@ def switched(values: Mapping[str, Any]) -> tuple[Effort, ...]:
 
 def thought(thinking: Mapping[str, Any] | None) -> tuple[tuple[Effort, ...], tuple[str, ...]]:
     """Whether the model is to reason, by Anthropic's field `thinking`, and the names of keys that have no effect."""
-    if thinking is None:
+    thinking = stated(thinking or {})
+    if not thinking:
         return (), ()
-    kind = thinking.get("type")
-    unknown = {name for name, value in thinking.items() if value is not None} - {"type", "budget_tokens", "display"}
+    kind, unknown = thinking.get("type"), thinking.keys() - {"type", "budget_tokens", "display"}
     if kind not in ("enabled", "adaptive", "disabled") or unknown:
-        raise invalid("thinking", f"thinking={shown(dict(thinking))}: expected type enabled, adaptive or disabled")
-    names = tuple(f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None)
+        raise invalid("thinking", f"thinking={shown(thinking)}: expected type enabled, adaptive or disabled")
+    names = tuple(f"thinking.{name}" for name in ("budget_tokens", "display") if name in thinking)
     if kind == "adaptive":
         return (), names
     return (Effort("thinking", "on" if kind == "enabled" else "none"),), names

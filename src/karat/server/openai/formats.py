@@ -22,12 +22,14 @@ _TEXT: Mapping[str, Field] = keyed(
 )
 
 
-def structure(values: Mapping[str, Any]) -> dict[str, StructuredOutputs]:
+def structure(values: Mapping[str, Any]) -> dict[str, StructuredOutputs | None]:
     """The field structured_outputs of SamplingParams, if a request gives a form; 400 for a wrong one."""
     return structured("response_format", _schema(values.get("response_format", {"type": "text"})), values)
 
 
-def text_structure(values: Mapping[str, Any]) -> tuple[dict[str, StructuredOutputs], TextConfig, tuple[str, ...]]:
+def text_structure(
+    values: Mapping[str, Any],
+) -> tuple[dict[str, StructuredOutputs | None], TextConfig, tuple[str, ...]]:
     """The same for the field `text` of responses; and that field for the answer, and its fields without effect."""
     body = judge(values.get("text", {}), _TEXT, "text.")
     form = stated(body.values.get("format", {"type": "text"}))

@@ -43,7 +43,8 @@ def _call(call: object, where: str, passed: Passed) -> Any:
     kind = stated(call).get("type", "function") if isinstance(call, dict) else ""
     if not isinstance(call, dict) or kind not in ("function", "custom") or not isinstance(call.get(kind), dict):
         raise invalid(where, f"{where}={shown(call)}: expected id, type function or custom, and a key of that name")
-    text_in(call, "id", where)
+    if call.get("id") is not None:
+        text_in(call, "id", where)
     if kind == "function":
         return call
     custom = call["custom"]

@@ -36,7 +36,7 @@ REASONING: Mapping[str, Field] = keyed(
     Field("generate_summary", (), "without effect", "None is made.", Text),
     Field("context", (), "without effect", "The whole input is the context.", Literal["auto"]),
 )
-_PARTS = ("input_text", "output_text", "text")
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # and where their text is
 _CALLS = ("function_call", "custom_tool_call", "tool_search_call")
 _HIDDEN = ("compaction", "compaction_summary", "context_compaction")  # text that only the server that made it can read
 
@@ -105,7 +105,12 @@ def read_response(body: Body) -> ChatRequest:
     )
 
 
-def _echoed_choice(choice: Mapping[str, Any]) -> FunctionChoice | CustomChoice | AllowedTools:
+def _echoed_choice(
+    choice: Mapping[str, Any],
+) -> Literal["auto", "none", "required"] | FunctionChoice | CustomChoice | AllowedTools:
+    if choice.keys() == {"type"}:
+        mode: Literal["auto", "none", "required"] = choice["type"]
+        return mode
     if "tools" in choice:
         return AllowedTools(choice["mode"], choice["tools"])
     return CustomChoice(choice["name"]) if choice["type"] == "custom" else FunctionChoice(choice["name"])
@@ -233,7 +238,8 @@ def _message(item: Mapping[str, Any], where: str, passed: Passed) -> dict[str, A
         raise invalid(f"{where}.role", f"{where}.role={shown(role)}: {expected}")
     _pass_over(passed, item, where, "role", "content")
     content = item.get("content")
-    text = "" if role == "assistant" and content in (None, []) else _content(content, f"{where}.content", passed)
+    is_empty = content == [] or (content is None and (role == "assistant" or "content" in item))
+    text = "" if is_empty else _content(content, f"{where}.content", passed)
     return {"role": "system" if role == "developer" else role, "content": text}
 
 
@@ -246,12 +252,13 @@ def _content(content: object, where: str, passed: Passed) -> Content:
     texts = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
+        if part is None:
+            continue
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _PARTS:
+        if not isinstance(kind, str) or kind not in _PARTS:
             raise invalid(f"{place}.type", f"{place}.type={shown(kind)}: Karat reads text alone", "unsupported_field")
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise invalid(f"{place}.text", f"{place}.text={shown(text)}: expected a text")
-        passed.over(part, ("type", "text", "parsed"), place, "input")
+        name = _PARTS[kind]
+        text = "" if name in part and part[name] is None else text_in(part, name, place)
+        passed.over(part, ("type", name, "parsed"), place, "input")
         texts.append(text)
     return content_of(texts)

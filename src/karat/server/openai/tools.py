@@ -65,6 +65,8 @@ def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[st
         return _MODES[choice], None
     choice = stated(choice) if isinstance(choice, dict) else choice
     kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind in _MODES and choice.keys() == {"type"}:  # as Anthropic's protocol has it
+        return _MODES[kind], None
     if kind in _KINDS and (name := _name(choice, nested=nested)) is not None:
         return (name,), None
     if kind == "allowed_tools":

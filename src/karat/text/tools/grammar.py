@@ -195,7 +195,7 @@ def _calls(
             elif shape.parameter is not None:
                 yield from parameters(f"arguments_{number}", tool.name, _of_bound(tool), shape.parameter, checked)
             else:
-                yield f"arguments_{number}", f"%json {_json(checked(_object_schema(tool)))}"
+                yield f"arguments_{number}", f"%json {_json(checked(object_schema(tool)))}"
     yield "call", " | ".join(f"call_{number}" for number in range(len(asked.tools)))
     opening, closing, separator = terms(shape.opening), terms(shape.closing), terms(shape.separator)
     if asked.single:
@@ -209,12 +209,10 @@ def _calls(
 
 @contextmanager
 def _faults_of(tool: Tool) -> Iterator[None]:
-    """Errors that name no argument are those of the tool."""
+    """Errors of the tool."""
     try:
         yield
     except RequestError as error:
-        if error.param is not None:
-            raise
         raise RequestError(str(error), param=f"tools.{tool.name}") from error
 
 
@@ -262,7 +260,7 @@ def _reasoning(asked: CallGrammar, terms: _Terms) -> dict[str, str]:
     return rules
 
 
-def _object_schema(tool: Tool) -> Schema:
+def object_schema(tool: Tool) -> Schema:
     """The schema of the arguments: an object, with no names that it does not know unless it says something of them."""
     schema = tool.parameters or {}
     if schema.get("type", "object") != "object":
@@ -295,7 +293,7 @@ def _of_text(
     try:
         text = term(form) if shape.parameter is not None else in_json(form)
     except RequestError as error:
-        raise RequestError(f"the text of the tool {tool.name}: {error}", param=error.param) from error
+        raise RequestError(f"the text of the tool {tool.name}: {error}") from error
     if shape.parameter is None:
         space, upper = f"(/{WHITESPACE}/)?", rule.upper()
         head = (_json("{"), space, _json('"input"'), space, _json(":"), space)
@@ -322,7 +320,7 @@ def _of_bound(tool: Tool) -> Schema | None:
 
 def _listed(tool: Tool, how: str) -> Schema:
     """The schema of arguments that are written one by one: an object of named properties. RequestError for another."""
-    schema = _object_schema(tool)
+    schema = object_schema(tool)
     if unknown := schema.keys() - _OF_KEYWORDS:
         raise RequestError(
             f"the parameters of the tool {tool.name}: this model writes calls {how}, which cannot keep to "
