@@ -92,7 +92,7 @@ def _kind(build: str) -> str | None:
     """Goals are for AVX2 alone, and for builds with VNNI; not for the others."""
     if build == "avx2":
         return AVX2
-    return VNNI if build.endswith("vnni") or build == "avx512-intel" else None
+    return VNNI if build.endswith("vnni") or build in ("avx512-intel", "avx512-amx") else None
 
 
 def _figures(goal: Goal, row: Mapping[str, Any]) -> Iterator[tuple[str | None, float]]:

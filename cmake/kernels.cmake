@@ -43,6 +43,14 @@ int main() { return 0; }" KARAT_ARM)
 option(KARAT_ONLY_THIS_CPU "Of the builds for x86-64 only what this processor would choose: for a quick start" OFF)
 option(KARAT_ONLY_RUNNABLE "Builds for x86-64 that this processor cannot run are read for errors and left out: for tests" OFF)
 
+# Tiles are used by assembly, which old assemblers do not know.
+set(amx -mamx-tile -mamx-bf16)
+set(CMAKE_REQUIRED_FLAGS "-mamx-tile -mamx-bf16")
+check_cxx_source_compiles("
+int main() { __asm__ volatile(\"tdpbf16ps %tmm2, %tmm1, %tmm0\"); return 0; }" KARAT_KNOWS_AMX)
+unset(CMAKE_REQUIRED_FLAGS)
+option(KARAT_TILES_BY_LOOPS "The build avx512-amx with loops for tiles, where there is VNNI: for tests" OFF)
+
 # The builds that make up what the processor of this machine would choose, beside the generic one.
 function(karat_builds_of_this_cpu result)
   set(CMAKE_REQUIRED_FLAGS -march=native)
@@ -66,6 +74,11 @@ int main() { return 0; }" KARAT_CPU_HAS_AVX512_VNNI)
 #error no VNNI
 #endif
 int main() { return 0; }" KARAT_CPU_HAS_AVX_VNNI)
+  check_cxx_source_compiles("
+#if !defined(__AMX_TILE__) || !defined(__AMX_BF16__)
+#error no tiles
+#endif
+int main() { return 0; }" KARAT_CPU_HAS_AMX)
   set(maker "${KARAT_CPU_MAKER}")  # a test states it, and what the processor has
   if(NOT maker AND EXISTS /proc/cpuinfo)
     file(STRINGS /proc/cpuinfo maker REGEX "^vendor_id" LIMIT_COUNT 1)
@@ -75,6 +88,9 @@ int main() { return 0; }" KARAT_CPU_HAS_AVX_VNNI)
     set(builds avx512 avx512_vnni)
   elseif(KARAT_CPU_HAS_AVX512_VNNI)
     set(builds avx512 avx512_intel)
+    if(KARAT_CPU_HAS_AMX)
+      list(APPEND builds avx512_amx)
+    endif()
   elseif(KARAT_CPU_HAS_AVX512)
     set(builds avx512)
   elseif(KARAT_CPU_HAS_AVX2 AND KARAT_CPU_HAS_AVX_VNNI)
@@ -88,11 +104,13 @@ endfunction()
 set(source_dir "${CMAKE_CURRENT_LIST_DIR}/../csrc")
 set(arranged_integer_sources integer_few.cpp integer_table.cpp)  # what an arrangement has of its own
 set(shared_integer_sources integer_many.cpp integer_rows.cpp)
+set(amx_sources amx_many.cpp amx_rows.cpp amx_table.cpp)
 set(linear_sources linear.cpp linear_few.cpp linear_many.cpp linear_one.cpp table.cpp)
 set(other_sources attention.cpp attention_direct.cpp attention_tiled.cpp elementwise.cpp embedding.cpp experts.cpp
     norm.cpp recurrence.cpp)
 list(TRANSFORM arranged_integer_sources PREPEND kernels/)
 list(TRANSFORM shared_integer_sources PREPEND kernels/)
+list(TRANSFORM amx_sources PREPEND kernels/)
 list(TRANSFORM linear_sources PREPEND kernels/)
 list(TRANSFORM other_sources PREPEND kernels/)
 list(APPEND other_sources search/k_fit.cpp search/level_fit.cpp)  # what `karat convert` searches with
@@ -100,11 +118,12 @@ list(APPEND other_sources measure/limits.cpp)  # what bounds them, measured by `
 list(TRANSFORM arranged_integer_sources PREPEND "${source_dir}/")
 list(TRANSFORM shared_integer_sources PREPEND "${source_dir}/")
 set(integer_sources ${arranged_integer_sources} ${shared_integer_sources})
+list(TRANSFORM amx_sources PREPEND "${source_dir}/")
 list(TRANSFORM linear_sources PREPEND "${source_dir}/")
 list(TRANSFORM other_sources PREPEND "${source_dir}/")
 set(native_sources formats/packed.cpp group/collective.cpp kernels/sampling.cpp plan/finish.cpp plan/fuse.cpp
     plan/plan.cpp plan/step.cpp plan/step_input.cpp plan/weights.cpp runtime/isa.cpp runtime/memory.cpp
-    runtime/crew.cpp runtime/pool.cpp)
+    runtime/crew.cpp runtime/pool.cpp runtime/tiles.cpp)
 list(TRANSFORM native_sources PREPEND "${source_dir}/")
 file(GLOB op_sources CONFIGURE_DEPENDS "${source_dir}/plan/ops/*.cpp")  # an op is a file
 list(APPEND native_sources ${op_sources})
@@ -149,7 +168,7 @@ set(all_sources ${linear_sources} ${integer_sources} ${other_sources})
 
 karat_kernels(generic "${all_sources}")
 target_compile_definitions(kernels_generic PRIVATE KARAT_GENERIC)  # no intrinsics, also where all machines have them
-set(wanted avx2 avx2_vnni avx512 avx512_intel avx512_vnni)
+set(wanted avx2 avx2_vnni avx512 avx512_intel avx512_vnni avx512_amx)
 set(not_runnable "")
 if(KARAT_ONLY_THIS_CPU)
   karat_builds_of_this_cpu(wanted)
@@ -163,6 +182,9 @@ elseif(KARAT_ONLY_RUNNABLE AND KARAT_X86)
   endif()
   if(NOT KARAT_CPU_HAS_AVX_VNNI)
     list(APPEND not_runnable avx2_vnni)
+  endif()
+  if(NOT KARAT_CPU_HAS_AVX512_VNNI OR NOT (KARAT_CPU_HAS_AMX OR KARAT_TILES_BY_LOOPS))
+    list(APPEND not_runnable avx512_amx)
   endif()
 endif()
 if(KARAT_X86 AND "avx2" IN_LIST wanted)
@@ -197,8 +219,19 @@ if(KARAT_X86 AND "avx512_intel" IN_LIST wanted)
     set(parts avx512_vnni)
   endif()
 endif()
+# Integers of many rows by tiles; of the rest, and of a few rows, this build has what avx512_intel has.
+if(KARAT_X86 AND "avx512_amx" IN_LIST wanted AND (KARAT_KNOWS_AMX OR KARAT_TILES_BY_LOOPS))
+  if(KARAT_TILES_BY_LOOPS)
+    karat_kernels(avx512_amx "${amx_sources}" ${avx512} -DKARAT_TILES_BY_LOOPS)
+    set_property(SOURCE ${source_dir}/runtime/isa.cpp APPEND PROPERTY COMPILE_DEFINITIONS KARAT_TILES_BY_LOOPS)
+  else()
+    karat_kernels(avx512_amx "${amx_sources}" ${avx512} ${amx})
+  endif()
+endif()
 if(KARAT_ARM)
   karat_kernels(neon "${all_sources}")
+  karat_kernels(neon_dotprod "${integer_sources}" -march=armv8.2-a+dotprod)
+  karat_kernels(neon_i8mm "${integer_sources}" -march=armv8.2-a+dotprod+i8mm)
 endif()
 
 find_package(Threads REQUIRED)

@@ -17,7 +17,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-X86, ARM = ["generic", "avx2", "avx2-vnni", "avx512-intel", "avx512", "avx512-vnni"], ["generic", "neon"]
+X86 = ["generic", "avx2", "avx2-vnni", "avx512-intel", "avx512", "avx512-vnni", "avx512-amx"]
+ARM = ["generic", "neon", "neon-dotprod", "neon-i8mm"]
 BUILDS = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
 STORY = ("run", "Once upon a time", "--max-tokens", "60", "--seed", "1")
 

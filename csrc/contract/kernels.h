@@ -294,6 +294,9 @@ struct Kernels {
                        std::size_t first, std::size_t last, const float* before, float* after);
 };
 
+// Kernels may read up to so many bytes past the end of the digits of all rows; the values are not used.
+inline constexpr std::size_t kDigitSlack = 1024;
+
 // Linear layers on block formats, with x as integers (activations.h). For each sub-block, in order within a leaf:
 //   part = float(sum of code * q)                                                            int8, int16
 //   part = fma(float(sum of code * first digit), 65536, float(sum of code * the rest))       int24
@@ -303,6 +306,13 @@ struct Kernels {
 struct IntegerKernels {
     // Bytes of scratch memory that a thread needs.
     std::size_t (*scratch_bytes)();
+
+    // Panels that a call of many tokens should have at least, where it can: what they read of x then stays in a cache.
+    std::size_t panels_at_once;
+
+    // Bytes that the digits of a row take. Builds lay them out in ways of their own, and those of many rows otherwise
+    // than those of a few.
+    std::size_t (*row_bytes)(Activations activations, std::size_t columns);
 
     // Rows first … last - 1 of x [rows, columns] as digits. `out` has room for all rows.
     void (*quantise)(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
@@ -341,12 +351,22 @@ extern const IntegerKernels integer_kernels;
 namespace avx512_vnni_intel {
 extern const IntegerKernels integer_kernels;
 }
+namespace avx512_amx {
+extern const IntegerKernels integer_kernels;
+bool tiles_multiply();  // a product that is known, by the tiles of a process that may use them
+}  // namespace avx512_amx
 #endif
 #ifdef KARAT_ARM
 namespace neon {
 extern const Kernels kernels;
 extern const IntegerKernels integer_kernels;
 }  // namespace neon
+namespace neon_dotprod {
+extern const IntegerKernels integer_kernels;
+}
+namespace neon_i8mm {
+extern const IntegerKernels integer_kernels;
+}
 #endif
 
 }  // namespace karat

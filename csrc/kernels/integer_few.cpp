@@ -3,7 +3,7 @@
 
 #include "kernels/integer.h"
 
-#if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
+#if defined(KARAT_PASSES)
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
@@ -137,7 +137,8 @@ private:
             for (int t = 0; t < T; ++t) {
                 f32x16& to = sum[t][first + g];
                 const XBlock<kDigits> of = block_of_x(x, t);
-                const f32x16 part = part_of<kSub>(sums[t][g].first(), sums[t][g].rest(), of, column, Codes::kZero);
+                constexpr int kZero = Codes::kZero - Factors<Sums::kCodes>::kLess;
+                const f32x16 part = part_of<kSub>(sums[t][g].first(), sums[t][g].rest(), of, column, kZero);
                 // Short blocks' scales are read where they are used: through memory they came late.
                 if constexpr (kSubs > 1) add(part, of, column, all[first + g], block, sub, to);
                 else add(part, of, column, Scales::of(block), block, sub, to);

@@ -258,7 +258,7 @@ private:
                                      a.digits + x.at,
                                      x.stride,
                                      count,
-                                     Codes::kZero,
+                                     Codes::kZero - FactorsOf::kLess,
                                      s.sums + first * kWide + static_cast<std::size_t>(g) * kLanes,
                                      {ahead, g == 0 ? bytes : 0, (bytes * kDigitColumns / count + 63) / 64 * 64}});
     }

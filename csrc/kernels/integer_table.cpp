@@ -6,7 +6,7 @@ namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
 void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
-#if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
+#if defined(KARAT_PASSES)
     constexpr std::size_t kDirect[] = {0, kDirectTokens<1>, kDirectTokens<2>, kDirectTokens<3>};  // by Activations
     constexpr std::size_t kOfDigits[] = {0, kRowsOfDigits<1>, kRowsOfDigits<2>, kRowsOfDigits<3>};
     const int width = static_cast<int>(a.activations);
@@ -15,10 +15,16 @@ void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last
     many_tokens_of_integers(a, first, last, scratch);
 }
 
+std::size_t row_bytes(Activations activations, std::size_t columns) {
+    return columns / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
+}
+
 }  // namespace
 
 const IntegerKernels integer_kernels = {
     .scratch_bytes = integer_scratch_bytes,
+    .panels_at_once = 1,
+    .row_bytes = row_bytes,
     .quantise = quantise,
     .linear = linear_of_integers,
 };

@@ -31,7 +31,7 @@ void Plan::finish(const StepLimits& limits, const Registers& kept, bool fusing) 
 void Plan::lower() {
     Ops recorded = std::exchange(ops_, {});
     for (auto& op : recorded) {
-        Lowering lowering{registers_, {}, {}};
+        Lowering lowering{registers_, integers_, {}, {}};
         op->lower(lowering);
         for (auto& before : lowering.before) ops_.push_back(std::move(before));
         ops_.push_back(std::move(op));
@@ -95,7 +95,7 @@ std::vector<Plan::Life> Plan::lives(const Registers& kept) const {
 //     phase 3   | x                         | gate                  | up                     |
 //
 // A row is a phase, a box a register: its size is rounded up to kAlign bytes. Rows are the largest step's. `norm of x`
-// ends with phase 0, so q takes its place.
+// ends with phase 0, so q takes its place. Behind the last box is what kernels may read past digits.
 void Plan::place_registers(const std::vector<Life>& lives, const std::vector<std::size_t>& phases) {
     struct Placed { std::size_t first, last, born, last_used; };
     std::vector<Placed> placed;
@@ -119,7 +119,7 @@ void Plan::place_registers(const std::vector<Life>& lives, const std::vector<std
         offsets_.push_back(at);
         total = std::max(total, at + size);
     }
-    arena_ = Memory(total + kAlign);
+    arena_ = Memory(total + kDigitSlack);
 }
 
 }  // namespace karat

@@ -56,6 +56,7 @@ using Ops = std::vector<std::unique_ptr<Op>>;
 // Where an op puts what it is lowered to: ops that run just before it and just after it.
 struct Lowering {
     std::vector<RegisterInfo>& registers;
+    const IntegerKernels& integers;
     Ops before, after;
 
     const RegisterInfo& info(Register reg) const { return registers[static_cast<std::size_t>(reg)]; }

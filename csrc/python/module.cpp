@@ -196,6 +196,8 @@ NB_MODULE(_native, m) {
     m.def("compiled_isas", &compiled_isas, "Names of all kernel builds in this extension, whatever this CPU can run.");
     m.def("supported_isas", &supported_isas,
           "Names of the kernel builds that this CPU can run; the last is the fastest.");
+    m.def("refused_isas", &refused_isas,
+          "Kernel builds that this CPU could run and the system does not allow, each with the reason.");
     m.def("limit_isas", &limit_isas, "Names of the instruction sets that Limits can measure here.");
     m.def("formats", [] {
         std::vector<std::string> names;

@@ -2,12 +2,19 @@
 
 #include <algorithm>
 #include <stdexcept>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+#include "runtime/tiles.h"
 
 namespace karat {
 namespace {
 
 // A name with a hyphen is an arrangement: the kernels of avx512 for the cores of one maker (avx512-intel), or with
-// instructions that only integers use (avx2-vnni, avx512-vnni).
+// instructions that only integers use (avx2-vnni, avx512-vnni, avx512-amx).
 struct Build {
     const char* name;
     const Kernels* kernels;
@@ -28,6 +35,35 @@ struct Build {
 [[maybe_unused]] bool has_avx2_vnni() { return __builtin_cpu_supports("avxvnni") && has_avx2(); }
 [[maybe_unused]] bool has_avx512_vnni() { return __builtin_cpu_supports("avx512vnni") && has_avx512(); }
 [[maybe_unused]] bool is_intel() { return __builtin_cpu_is("intel"); }
+#ifdef KARAT_WITH_AVX512_AMX
+const TileUse& tiles() {
+#ifdef KARAT_TILES_BY_LOOPS
+    static const TileUse use{true, ""};
+#else
+    static const TileUse use = try_tiles(this_system(avx512_amx::tiles_multiply));
+#endif
+    return use;
+}
+#endif
+#endif
+
+#ifdef KARAT_ARM
+// What the system says of the processor.
+#if defined(__linux__)
+[[maybe_unused]] bool has_dotprod() { return getauxval(AT_HWCAP) & (1ul << 20); }
+[[maybe_unused]] bool has_i8mm() { return getauxval(AT_HWCAP2) & (1ul << 13); }
+#elif defined(__APPLE__)
+bool has_feature(const char* name) {
+    int has = 0;
+    std::size_t size = sizeof has;
+    return sysctlbyname(name, &has, &size, nullptr, 0) == 0 && has;
+}
+[[maybe_unused]] bool has_dotprod() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+[[maybe_unused]] bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+#else
+[[maybe_unused]] bool has_dotprod() { return false; }
+[[maybe_unused]] bool has_i8mm() { return false; }
+#endif
 #endif
 
 // The builds in this extension (KARAT_WITH_…), from the slowest to the fastest.
@@ -64,9 +100,21 @@ constexpr Build kBuilds[] = {
     {"avx512-intel", &avx512_intel::kernels, &avx512_vnni_intel::integer_kernels, &avx512::fit_kernels, nullptr,
      [] { return has_avx512_vnni() && is_intel(); }},
 #endif
+#ifdef KARAT_WITH_AVX512_AMX
+    {"avx512-amx", &avx512_intel::kernels, &avx512_amx::integer_kernels, &avx512::fit_kernels, nullptr,
+     [] { return has_avx512_vnni() && tiles().granted; }},
+#endif
 #ifdef KARAT_WITH_NEON
     {"neon", &neon::kernels, &neon::integer_kernels, &neon::fit_kernels, &neon::limit_kernels,
      [] { return true; }},  // part of every 64-bit Arm
+#endif
+#ifdef KARAT_WITH_NEON_DOTPROD
+    {"neon-dotprod", &neon::kernels, &neon_dotprod::integer_kernels, &neon::fit_kernels, nullptr,
+     [] { return has_dotprod(); }},
+#endif
+#ifdef KARAT_WITH_NEON_I8MM
+    {"neon-i8mm", &neon::kernels, &neon_i8mm::integer_kernels, &neon::fit_kernels, nullptr,
+     [] { return has_dotprod() && has_i8mm(); }},
 #endif
 };
 
@@ -98,6 +146,14 @@ std::vector<std::string> supported_isas() {
     for (const Build& build : kBuilds)
         if (can_run(build)) names.emplace_back(build.name);
     return names;
+}
+
+std::vector<std::pair<std::string, std::string>> refused_isas() {
+    std::vector<std::pair<std::string, std::string>> refused;
+#ifdef KARAT_WITH_AVX512_AMX
+    if (!tiles().refusal.empty()) refused.emplace_back("avx512-amx", tiles().refusal);
+#endif
+    return refused;
 }
 
 const Kernels& kernels_for(std::string_view isa) { return *build_for(isa).kernels; }

@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "contract/kernels.h"
@@ -16,6 +17,9 @@ std::vector<std::string> compiled_isas();
 
 // Names of the builds that this CPU and operating system can run, from the slowest to the fastest.
 std::vector<std::string> supported_isas();
+
+// Builds that this CPU could run and the system does not allow, with the reason.
+std::vector<std::pair<std::string, std::string>> refused_isas();
 
 // The kernels of one build. Throws std::invalid_argument for a name that supported_isas() does not list.
 const Kernels& kernels_for(std::string_view isa);

@@ -1,7 +1,8 @@
 // Products of codes and digits, summed in integers: each lane of 32 bits has four unsigned bytes (codes of four columns
 // of a row), and four signed ones (the digits of these columns, the same in all lanes).
 //
-// With VNNI one instruction adds four products to a lane. Without it, AVX2 and AVX-512 add pairs of products to sums of
+// With VNNI one instruction adds four products to a lane; so it does with Arm's i8mm, and with dotprod, where codes are
+// signed, too. Without it, AVX2 and AVX-512 add pairs of products to sums of
 // 16 bits: eight instructions' products fit where codes are at most 15, four where they are at most 31, two up to 63.
 // Codes of eight bits are taken apart into halves of four bits. Both also multiply words of 16 bits, two a lane.
 #pragma once
@@ -14,10 +15,15 @@
 #define KARAT_VNNI
 #elif defined(KARAT_AVX512) || defined(KARAT_AVX2)
 #define KARAT_PAIRS  // sums of 16 bits
+#elif defined(KARAT_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#define KARAT_DOTPROD
 #endif
 
 #if defined(KARAT_VNNI) || defined(KARAT_PAIRS)
 #define KARAT_WORDS
+#endif
+#if defined(KARAT_WORDS) || defined(KARAT_DOTPROD)
+#define KARAT_PASSES  // of a few tokens (kernels/integer_few.cpp); where products are loops they gain nothing
 #define KARAT_UNROLL_STEPS _Pragma("GCC unroll 8")
 #else
 #define KARAT_UNROLL_STEPS
@@ -114,7 +120,7 @@ private:
 #endif
 
 // Codes of at most kLargest are multiplied as those of at most kClass<kLargest>: 15, 31, 63, 255; with VNNI all are the
-// same.
+// same, with dotprod those that are signed bytes as they are.
 template <int kLargest>
 inline constexpr int kClass =
 #if defined(KARAT_PAIRS)
@@ -122,6 +128,8 @@ inline constexpr int kClass =
     : kLargest > 31 ? 63
     : kLargest > 15 ? 31
                     : 15;
+#elif defined(KARAT_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+    kLargest > 127 ? 255 : 127;
 #else
     255;
 #endif
@@ -135,10 +143,16 @@ struct Factors {
 #else
     static constexpr int kParts = 1;
 #endif
+#if defined(KARAT_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+    static constexpr int kLess = kLargest > 127 ? 128 : 0;  // than bytes are
+#else
+    static constexpr int kLess = 0;
+#endif
     i32x16 part[kParts];
 
     static KARAT_INLINE Factors of(i32x16 bytes) {
-        if constexpr (kParts == 1) return {{bytes}};
+        if constexpr (kLess == 128) return {{bytes ^ iset1(static_cast<std::int32_t>(0x80808080))}};
+        else if constexpr (kParts == 1) return {{bytes}};
         else return {{bytes & iset1(0x0f0f0f0f), (bytes >> 4) & iset1(0x0f0f0f0f)}};
     }
 };
@@ -151,7 +165,7 @@ inline constexpr int kWords = 1 << 16;
 template <>
 struct Factors<kWords> {
     static constexpr bool kInWords = true;
-    static constexpr int kParts = 2;
+    static constexpr int kParts = 2, kLess = 0;
     i32x16 part[kParts];
 
     static KARAT_INLINE Factors of(i32x16 bytes) { return {{bytes & iset1(0x00ff00ff), high_bytes(bytes)}}; }
@@ -203,6 +217,18 @@ KARAT_INLINE i32x16 add_products(i32x16 sum, i32x16 codes, i32x16 digits) {
 #elif defined(KARAT_VNNI)
 KARAT_INLINE i32x16 add_products(i32x16 sum, i32x16 codes, i32x16 digits) {
     return {_mm256_dpbusd_avx_epi32(sum.lo, codes.lo, digits.lo), _mm256_dpbusd_avx_epi32(sum.hi, codes.hi, digits.hi)};
+}
+#elif defined(KARAT_DOTPROD)
+KARAT_INLINE i32x16 add_products(i32x16 sum, i32x16 codes, i32x16 digits) {
+    for (std::size_t i = 0; i < kRegisters; ++i) {
+        const int8x16_t signed_bytes = vreinterpretq_s8_s32(digits.v[i]);
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+        sum.v[i] = vusdotq_s32(sum.v[i], vreinterpretq_u8_s32(codes.v[i]), signed_bytes);
+#else
+        sum.v[i] = vdotq_s32(sum.v[i], vreinterpretq_s8_s32(codes.v[i]), signed_bytes);
+#endif
+    }
+    return sum;
 }
 #else
 // The same in loops, for any machine.

@@ -23,6 +23,21 @@ KARAT_INLINE void store_low_bytes(void* p, i32x16 a) {
     _mm_storeu_si128(static_cast<__m128i*>(p),
                      _mm_packus_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1)));
 }
+#elif defined(KARAT_NEON)
+KARAT_INLINE i32x16 larger(i32x16 a, i32x16 b) {
+    for (std::size_t i = 0; i < kRegisters; ++i) a.v[i] = vmaxq_s32(a.v[i], b.v[i]);
+    return a;
+}
+KARAT_INLINE i32x16 to_nearest(f32x16 a) {
+    i32x16 r;
+    for (std::size_t i = 0; i < kRegisters; ++i) r.v[i] = vcvtnq_s32_f32(a.v[i]);
+    return r;
+}
+KARAT_INLINE void store_low_bytes(void* p, i32x16 a) {
+    const int16x8_t low = vcombine_s16(vmovn_s32(a.v[0]), vmovn_s32(a.v[1]));
+    const int16x8_t high = vcombine_s16(vmovn_s32(a.v[2]), vmovn_s32(a.v[3]));
+    vst1q_s8(static_cast<std::int8_t*>(p), vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
 #else
 // a - b fits 32 bits.
 KARAT_INLINE i32x16 larger(i32x16 a, i32x16 b) { return a - ((a - b) & shift_signed(a - b, 31)); }
@@ -99,6 +114,13 @@ KARAT_INLINE i32x16 byte_table() {
 }
 #if defined(KARAT_AVX512) || defined(KARAT_AVX2)
 KARAT_INLINE i32x16 bytes_of_table(i32x16 a, i32x16 b) { return KARAT_ALL(shuffle_epi8); }
+#elif defined(KARAT_NEON)
+KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
+    for (std::size_t i = 0; i < kRegisters; ++i)
+        index.v[i] =
+            vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table.v[i]), vreinterpretq_u8_s32(index.v[i])));
+    return index;
+}
 #else
 KARAT_INLINE i32x16 bytes_of_table(i32x16 table, i32x16 index) {
     std::uint8_t bytes[16], at[4 * kLanes];

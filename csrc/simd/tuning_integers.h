@@ -53,6 +53,9 @@ struct IntegerTuning {
 #elif defined(KARAT_AVX2)
 #include "simd/tuning_integers_avx2.h"
 #define KARAT_INTEGER_TUNING kIntegerTuningAvx2
+#elif defined(KARAT_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#include "simd/tuning_integers_neon_dotprod.h"
+#define KARAT_INTEGER_TUNING kIntegerTuningNeonDotprod
 #else
 #include "simd/tuning_integers_generic.h"
 #define KARAT_INTEGER_TUNING kIntegerTuningGeneric

@@ -156,10 +156,9 @@ class ModelConfig:
 class Settings:
     """Settings from the environment.
 
-    `isa` (`KARAT_ISA`) forces a kernel build: generic, avx2, avx2-vnni, avx512, avx512-vnni or
-    avx512-intel (generic or neon on Arm). `debug`
-    (`KARAT_DEBUG`) is on unless empty or 0. `variables` holds every set variable of Karat and huggingface_hub by name;
-    `karat env` shows them.
+    `isa` (`KARAT_ISA`) forces a kernel build: generic, avx2, avx2-vnni, avx512, avx512-vnni, avx512-intel or
+    avx512-amx (generic, neon, neon-dotprod or neon-i8mm on Arm). `debug` (`KARAT_DEBUG`) is on unless empty or 0.
+    `variables` holds every set variable of Karat and huggingface_hub by name; `karat env` shows them.
     """
 
     isa: str | None

@@ -63,12 +63,26 @@ def test_kernels_for_other_processors_are_named_as_such() -> None:
     facts["native"] |= {
         "kernel_builds": ["generic"],
         "compiled_builds": ["generic", "abacus"],
+        "refused_builds": {},
         "chosen": "generic",
         "fault": None,
     }
     assert re.search(
         r"^kernel builds +generic \(chosen\); not for this processor: abacus$", env.as_text(facts), re.MULTILINE
     )
+
+
+def test_kernels_that_the_system_refuses_have_its_reason() -> None:
+    facts = env.gather()
+    facts["native"] |= {
+        "kernel_builds": ["generic"],
+        "compiled_builds": ["generic", "abacus"],
+        "refused_builds": {"abacus": "the system has no beads"},
+        "chosen": "generic",
+        "fault": None,
+    }
+    line = r"^kernel builds +generic \(chosen\); abacus: no: the system has no beads$"
+    assert re.search(line, env.as_text(facts), re.MULTILINE)
 
 
 def linux(root: Path, files: dict[str, str]) -> Path:

@@ -25,7 +25,7 @@ namespace {
 using namespace karat;
 
 constexpr std::size_t kRows = 82, kRandomRows = 70, kColumns = 512, kTokens = 24, kMany = 517;
-constexpr int kLimits[] = {0, 127, 32639, 8355710};  // by Activations
+constexpr int kLimits[] = {0, 127, 32639, 8355710}, kBits[] = {0, 7, 15, 23};  // by Activations
 
 // Number i of a seed.
 std::uint32_t random(std::uint32_t seed, std::size_t i) {
@@ -105,7 +105,9 @@ float activation(std::size_t token, std::size_t k, int num_digits) {
     const std::uint32_t of = random(11, token * kColumns + k);
     const float x = static_cast<float>(static_cast<std::int32_t>(of) >> 8) * 0x1p-20f;
     switch (token) {
-        case 4: return std::ldexp(x, static_cast<int>(of % 40) - 20);  // far apart within a block
+        case 3:
+            return std::ldexp(x, static_cast<int>(k) / 32 % 8 + 94 + kBits[num_digits]);  // powers up to the largest
+        case 4: return std::ldexp(x, static_cast<int>(of % 40) - 20);                     // far apart within a block
         case 5: return k >= 64 && k < 256 ? 0 : x;
         case 6: return std::ldexp(static_cast<float>(of % 255) - 127, -149);    // subnormal
         case 7: return std::ldexp(x, static_cast<int>(k / 32 * 7 % 120) - 60);  // far apart between blocks
@@ -127,9 +129,9 @@ std::uint32_t bits(float x) {
 // half of the rows and one panel. Rows after kTokens are the first ones again.
 std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& weight, Activations width,
                                    const std::vector<std::uint32_t>& leaf_ends, std::size_t each, bool in_parts) {
-    const std::size_t row_bytes = kColumns / kDigitColumns * kDigitBlockBytes[static_cast<int>(width)];
+    const std::size_t row_bytes = kernels.row_bytes(width, kColumns);
     std::vector<float> x(each * kColumns), out(each * kRows);
-    std::vector<Line> digits = lines(each * row_bytes), scratch = lines(kernels.scratch_bytes());
+    std::vector<Line> digits = lines(each * row_bytes + kDigitSlack), scratch = lines(kernels.scratch_bytes());
     std::vector<std::uint32_t> found;
     for (std::size_t first = 0; first < kTokens; first += each) {
         for (std::size_t i = 0; i < x.size(); ++i)
@@ -166,11 +168,12 @@ std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& 
 
 std::uint64_t digest(const IntegerKernels& kernels, const Matrix& weight, Activations width) {
     const std::size_t unit = weight.info().block_columns;
-    std::vector<std::uint32_t> eight;
+    std::vector<std::uint32_t> eight, odd;
     for (std::size_t leaf = 1; leaf <= 8; ++leaf)
         eight.push_back(static_cast<std::uint32_t>(leaf * (kColumns / unit) / 8 * unit));
+    for (const std::size_t end : {32, 160, 416, 512}) odd.push_back(static_cast<std::uint32_t>(end / unit * unit));
     std::uint64_t found = 0xcbf29ce484222325;
-    for (const std::vector<std::uint32_t>& leaf_ends : {std::vector<std::uint32_t>{kColumns}, eight}) {
+    for (const std::vector<std::uint32_t>& leaf_ends : {std::vector<std::uint32_t>{kColumns}, eight, odd}) {
         const std::vector<std::uint32_t> all = results(kernels, weight, width, leaf_ends, kTokens, false);
         for (const std::size_t each : {1, 2, 3, 4, 6, 8, 24})
             CHECK(results(kernels, weight, width, leaf_ends, each, true) == all);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/isa.h"
+#include "runtime/tiles.h"
 
 namespace {
 std::string maker;
@@ -39,8 +40,15 @@ TABLES(avx512)
 INTEGERS(avx512)
 INTEGERS(avx512_vnni)
 INTEGERS(avx512_vnni_intel)
+INTEGERS(avx512_amx)
 namespace avx512_intel {
 extern const Kernels kernels = {};
+}
+bool avx512_amx::tiles_multiply() { return true; }
+TileSystem this_system(bool (*)()) { return {}; }
+TileUse try_tiles(const TileSystem&) {
+    if (pretends_to_have("amx-refused")) return {false, "refused"};
+    return {pretends_to_have("amx"), ""};
 }
 }  // namespace karat
 
@@ -59,6 +67,7 @@ const char* name_of(const IntegerKernels& integers) {
     if (&integers == &avx512::integer_kernels) return "avx512";
     if (&integers == &avx512_vnni::integer_kernels) return "avx512_vnni";
     if (&integers == &avx512_vnni_intel::integer_kernels) return "avx512_vnni_intel";
+    if (&integers == &avx512_amx::integer_kernels) return "avx512_amx";
     return "generic";
 }
 }  // namespace
@@ -69,6 +78,7 @@ int main(int argc, char** argv) {
     print("compiled", compiled_isas());
     print("supported", supported_isas());
     print("limits", limit_isas());
+    for (const auto& [isa, reason] : refused_isas()) std::printf("refused %s %s\n", isa.c_str(), reason.c_str());
     for (const std::string& isa : supported_isas())
         std::printf("%s has integers of %s\n", isa.c_str(), name_of(integer_kernels_for(isa)));
 }

@@ -66,7 +66,9 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str
         (INTEL, AVX2, "avx2", "avx2"),  # Haswell to Comet Lake
         (INTEL, [*AVX2, "avxvnni"], "avx2-vnni", "avx2_vnni"),  # Alder Lake and later
         (INTEL, [*AVX2, *AVX512], "avx512", "avx512"),  # Skylake-X
-        (INTEL, [*AVX2, *AVX512, *VNNI], "avx512-intel", "avx512_vnni_intel"),  # Ice Lake and later
+        (INTEL, [*AVX2, *AVX512, *VNNI], "avx512-intel", "avx512_vnni_intel"),  # Ice Lake
+        (INTEL, [*AVX2, *AVX512, *VNNI, "avxvnni", "amx"], "avx512-amx", "avx512_amx"),  # Sapphire Rapids and later
+        (INTEL, [*AVX2, *AVX512, *VNNI, "avxvnni", "amx-refused"], "avx512-intel", "avx512_vnni_intel"),
     ],
 )
 def test_a_processor_gets_the_kernels_of_its_maker(
@@ -76,6 +78,7 @@ def test_a_processor_gets_the_kernels_of_its_maker(
     assert found["supported"][-1] == build
     assert found[build] == ["has", "integers", "of", integers]
     assert set(found["supported"]) <= set(found["compiled"])
+    assert found.get("refused") == (["avx512-amx", "refused"] if "amx-refused" in features else None)
 
 
 def test_every_processor_with_vnni_can_be_asked_for_the_build_of_the_other_maker(
@@ -88,13 +91,19 @@ def test_every_processor_with_vnni_can_be_asked_for_the_build_of_the_other_maker
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("maker", "build"), [(AMD, "avx512-vnni"), (INTEL, "avx512-intel")])
-def test_a_build_for_one_processor_offers_no_integers_by_loops(maker: str, build: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("maker", "amx", "builds"),
+    [(AMD, 0, ["avx512-vnni"]), (INTEL, 0, ["avx512-intel"]), (INTEL, 1, ["avx512-intel", "avx512-amx"])],
+)
+def test_a_build_for_one_processor_offers_no_integers_by_loops(
+    maker: str, amx: int, builds: list[str], tmp_path: Path
+) -> None:
     """`make demo` leaves kernels of integers out that nobody would choose; it must not put loops into their place."""
     has = [f"-DKARAT_CPU_HAS_{name}=1" for name in ("AVX512", "AVX2", "AVX512_VNNI")]
+    has.append(f"-DKARAT_CPU_HAS_AMX={amx}")
     defined = definitions(tmp_path, "-DKARAT_ONLY_THIS_CPU=ON", f"-DKARAT_CPU_MAKER={maker}", *has)
-    found = choose(tmp_path, defined, maker, [*AVX2, *AVX512, *VNNI])
-    assert found["compiled"] == found["supported"] == ["generic", build]
+    found = choose(tmp_path, defined, maker, [*AVX2, *AVX512, *VNNI, *["amx"] * amx])
+    assert found["compiled"] == found["supported"] == ["generic", *builds]
     assert found["limits"] == ["generic", "avx512"], "the limits of floats stay"
     by_loops = [name for name, words in found.items() if words == "has integers of generic".split()]
     assert by_loops == ["generic"]
@@ -104,16 +113,16 @@ def test_a_build_for_one_processor_offers_no_integers_by_loops(maker: str, build
 @pytest.mark.parametrize(
     ("has", "compiled", "read"),
     [
-        ("AVX2", "AVX2", "avx2_vnni avx512 avx512_intel avx512_vnni avx512_vnni_intel"),
-        ("AVX2 AVX_VNNI", "AVX2 AVX2_VNNI", "avx512 avx512_intel avx512_vnni avx512_vnni_intel"),
-        ("AVX2 AVX512", "AVX2 AVX512", "avx2_vnni avx512_intel avx512_vnni avx512_vnni_intel"),
-        ("AVX2 AVX512 AVX512_VNNI", "AVX2 AVX512 AVX512_INTEL AVX512_VNNI AVX512_VNNI_INTEL", "avx2_vnni"),
+        ("AVX2", "AVX2", "avx2_vnni avx512 avx512_amx avx512_intel avx512_vnni avx512_vnni_intel"),
+        ("AVX2 AVX_VNNI", "AVX2 AVX2_VNNI", "avx512 avx512_amx avx512_intel avx512_vnni avx512_vnni_intel"),
+        ("AVX2 AVX512", "AVX2 AVX512", "avx2_vnni avx512_amx avx512_intel avx512_vnni avx512_vnni_intel"),
+        ("AVX2 AVX512 AVX512_VNNI", "AVX2 AVX512 AVX512_INTEL AVX512_VNNI AVX512_VNNI_INTEL", "avx2_vnni avx512_amx"),
     ],
 )
 def test_a_build_for_tests_reads_what_the_processor_cannot_run(
     has: str, compiled: str, read: str, tmp_path: Path
 ) -> None:
-    known = ("AVX2", "AVX512", "AVX512_VNNI", "AVX_VNNI")
+    known = ("AVX2", "AVX512", "AVX512_VNNI", "AVX_VNNI", "AMX")
     options = [f"-DKARAT_CPU_HAS_{name}={int(name in has.split())}" for name in known]
     defined = definitions(tmp_path, "-DKARAT_ONLY_RUNNABLE=ON", *options)
     builds = sorted(word.removeprefix("-DKARAT_WITH_") for word in defined if word.startswith("-DKARAT_WITH_"))

@@ -25,6 +25,7 @@ DATA = Path(__file__).parents[1] / "data" / "integer_digests.txt"
 NAMES = ("int8", "int16", "int24")
 ROWS, COLUMNS, TOKENS = 82, 512, 24  # panels of 64 and of 16 rows, the last of them two rows
 RANDOM_ROWS = 70  # those after them have extreme codes
+ODD_ENDS = (32, 160, 416, COLUMNS)  # of leaves, in formats whose blocks allow it
 
 
 def random(seed: int, count: int) -> U32:
@@ -61,6 +62,8 @@ def activations(width: str) -> F32:
     of = random(11, TOKENS * COLUMNS).reshape(TOKENS, COLUMNS)
     signed = (of.view(np.int32) >> 8).astype(np.float32)
     x = signed / np.float32(2**20)
+    largest = np.arange(COLUMNS) // 32 % 8 + 94 + WIDTHS[width].bits
+    x[3] = np.ldexp(x[3], largest)  # powers up to the largest
     x[4] = np.ldexp(x[4], (of[4] % 40).astype(np.int32) - 20)  # far apart within a block
     x[5, 64:256] = 0
     x[6] = np.ldexp((of[6] % 255).astype(np.float32) - 127, -149)  # subnormal
@@ -86,12 +89,14 @@ def by_definition(weight: Weight, x: F32, ends: tuple[int, ...], width: str) -> 
 
 
 def digest(stored: str, width: str, computed: Computed = by_definition) -> str:
-    """Of what `computed` makes of the case [TOKENS, ROWS], in one leaf and in eight, some of them empty: 64-bit FNV-1a
-    over the bits of its numbers.
+    """Of what `computed` makes of the case [TOKENS, ROWS], in one leaf, in eight, some of them empty, and in four of an
+    odd number of blocks: 64-bit FNV-1a over the bits of its numbers.
     """
     weight, x = matrix(stored), activations(width)
     found = 0xCBF29CE484222325
-    for ends in (leaf_ends(COLUMNS, None), leaf_ends(COLUMNS, FORMATS[stored].block_size)):
+    unit = FORMATS[stored].block_size
+    odd = tuple(end // unit * unit for end in ODD_ENDS)
+    for ends in (leaf_ends(COLUMNS, None), leaf_ends(COLUMNS, unit), odd):
         out = computed(weight, x, ends, width)
         bits = np.where(np.isnan(out), np.uint32(0x7FC00000), out.view(np.uint32))  # a NaN's sign and payload: any
         for number in bits.reshape(-1).tolist():

@@ -84,10 +84,6 @@ struct SortOp final : Op {
     Rows rows;
 };
 
-std::size_t digit_bytes(std::size_t columns, Activations activations) {
-    return columns / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
-}
-
 // The digits of pairs' rows, for matrices in blocks. Those of an expert lie as those of a layer with as many rows, so
 // that an expert with one pair is multiplied like a layer of one token.
 void quantise_pairs(const StepContext& s, Activations activations, const Sorted& sorted, const float* x,
@@ -97,7 +93,7 @@ void quantise_pairs(const StepContext& s, Activations activations, const Sorted&
         const std::size_t first = std::max(begin, pairs.first), last = std::min(end, pairs.last);
         if (first < last)
             s.integers.quantise(activations, x + begin * columns, end - begin, columns, first - begin, last - begin,
-                                digits + begin * digit_bytes(columns, activations));
+                                digits + begin * s.integers.row_bytes(activations, columns));
     }
 }
 
@@ -205,7 +201,7 @@ private:
             .leaf_ends = &columns,
             .num_leaves = 1,
             .activations = activations,
-            .digits = digits ? s.bytes(*digits) + from * digit_bytes(matrix.columns, activations) : nullptr,
+            .digits = digits ? s.bytes(*digits) + from * s.integers.row_bytes(activations, matrix.columns) : nullptr,
             .digits_rows = count,
             .first_row = 0,
         };
@@ -235,7 +231,7 @@ struct ExpertsOp final : RowOp {
             return lowering.new_register({.width = chosen * width, .rows = rows});
         };
         const auto digits_of = [&](std::size_t width) {
-            const std::size_t bytes = chosen * digit_bytes(width, activations);
+            const std::size_t bytes = chosen * lowering.integers.row_bytes(activations, width);
             return lowering.new_register({.width = bytes, .rows = rows, .element = Element::u8});
         };
         auto sort = std::make_unique<SortOp>();

@@ -86,7 +86,7 @@ Registers LinearOp::writes() const {
 void LinearOp::lower(Lowering& lowering) {
     if (std::any_of(weights.begin(), weights.end(), [](const auto& weight) { return weight->matrix.in_blocks(); })) {
         const RegisterInfo info = lowering.info(x);
-        digit_bytes_ = info.width / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
+        digit_bytes_ = lowering.integers.row_bytes(activations, info.width);
         auto quantise = std::make_unique<QuantiseOp>();
         quantise->x = x;
         quantise->activations = activations;
@@ -108,7 +108,7 @@ void LinearOp::lower(Lowering& lowering) {
 
 void LinearOp::finish(Finishing& finishing) {
     digits_at_ = (std::max(finishing.kernels.scratch_bytes(1), finishing.integers.scratch_bytes()) + 63) / 64 * 64;
-    finishing.ask_for_scratch(digits_at_ + digit_bytes_);
+    finishing.ask_for_scratch(digits_at_ + digit_bytes_ + kDigitSlack);
 }
 
 bool LinearOp::makes_digits(const StepContext& s) const { return digits_ && s.rows(x) == 1; }
@@ -181,14 +181,14 @@ void LinearOp::one_after_another(StepContext& s, int thread, StepContext::Range 
     }
 }
 
-// Gate, up and SwiGLU of both. For many tokens one panel at a time: SwiGLU then finds gate and up in the second-level
-// cache. Where nothing else reads gate and up, each thread writes them to a place of its own that all panels share:
-// rows as wide as a panel, so that the next panel's begin one such row further on.
+// Gate, up and SwiGLU of both. For many tokens one panel at a time, or as many as kernels ask for: SwiGLU then finds
+// gate and up in the second-level cache. Where nothing else reads gate and up, each thread writes them to a place of
+// its own that all panels share: rows as wide as a panel, so that the next panel's begin one such row further on.
 void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels, StepContext::Range rows,
                            std::size_t most_rows) const {
     const Matrix& matrix = weights[0]->matrix;
     const std::size_t width = s.width(*act), count = rows.size();
-    const std::size_t each = count == 1 ? panels.size() : 1;
+    const std::size_t each = count == 1 ? panels.size() : matrix.in_blocks() ? s.integers.panels_at_once : 1;
     const std::size_t wide = each * kPanelGroups * kGroupRows;
     LinearArgs gate = args(s, 0, rows, thread), up = args(s, 1, rows, thread);
     if (const std::size_t place = most_rows * wide + width;

@@ -62,11 +62,16 @@ def gather() -> dict[str, Any]:
         "native": {
             **extension,
             "chosen": chosen if chosen in builds else None,
-            "fault": f"KARAT_ISA={chosen} cannot run here" if builds and chosen not in builds else None,
+            "fault": _fault(chosen, extension) if builds and chosen not in builds else None,
         },
         "settings": _without_secrets(settings.variables),
         "embedded_model": _embedded_model(),
     }
+
+
+def _fault(isa: str | None, extension: Mapping[str, Any]) -> str:
+    reason = extension["refused_builds"].get(isa)
+    return f"KARAT_ISA={isa} cannot run here" + (f": {reason}" if reason else "")
 
 
 def _extension() -> dict[str, Any]:
@@ -74,13 +79,15 @@ def _extension() -> dict[str, Any]:
 
     try:
         reason, runnable, compiled = native.unavailable_reason(), native.supported_isas(), native.compiled_isas()
+        refused = native.refused_isas()
     except ExecutorError as stale:
-        reason, runnable, compiled = str(stale), (), ()
+        reason, runnable, compiled, refused = str(stale), (), (), {}
     return {
         "available": reason is None,
         "reason": reason,
         "kernel_builds": list(runnable),
         "compiled_builds": list(compiled),
+        "refused_builds": dict(refused),
     }
 
 
@@ -119,8 +126,10 @@ def as_text(facts: dict[str, Any]) -> str:
     if cpu["cgroup_cores"] is not None:
         limits += f", for the time of {cpu['cgroup_cores']:g}"
     kernels = ", ".join(f"{b} (chosen)" if b == native["chosen"] else b for b in native["kernel_builds"])
-    if others := [build for build in native["compiled_builds"] if build not in native["kernel_builds"]]:
+    elsewhere = {*native["kernel_builds"], *native["refused_builds"]}
+    if others := [build for build in native["compiled_builds"] if build not in elsewhere]:
         kernels += f"; not for this processor: {', '.join(others)}"
+    kernels += "".join(f"; {build}: no: {reason}" for build, reason in native["refused_builds"].items())
     memory = facts["memory_bytes"]
     rows = [
         ("karat", facts["karat"]),

@@ -48,7 +48,7 @@ _PACKED_AT_ONCE = 128 * 1024**2  # bytes as they are stored, some tenth of a sec
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["NativeOps", "compiled_isas", "supported_isas", "unavailable_reason"]
+__all__ = ["NativeOps", "compiled_isas", "refused_isas", "supported_isas", "unavailable_reason"]
 
 
 def compiled_isas() -> tuple[str, ...]:
@@ -61,6 +61,11 @@ def supported_isas() -> tuple[str, ...]:
     return () if unavailable_reason() else tuple(native().supported_isas())
 
 
+def refused_isas() -> Mapping[str, str]:
+    """Kernel builds that this CPU could run and the system does not allow, with the reason."""
+    return {} if unavailable_reason() else dict(native().refused_isas())
+
+
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -69,7 +74,8 @@ def _cannot_run(isa: str, runnable: Sequence[str]) -> str:
     """The message for a kernel build that this CPU cannot run or that this installation does not have."""
     advice = f"set KARAT_ISA to one of {', '.join(runnable)}, or unset it for the fastest"
     if isa in compiled_isas():
-        return f"kernel build {isa!r}: this CPU cannot run it; {advice}"
+        reason = refused_isas().get(isa, "this CPU cannot run it")
+        return f"kernel build {isa!r}: {reason}; {advice}"
     return (
         f"kernel build {isa!r}: this installation has {', '.join(compiled_isas())}; {advice}; `make demo` compiles "
         "only what this CPU would choose, `make test` what it can run, and a wheel has all builds"

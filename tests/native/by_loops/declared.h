@@ -5,4 +5,5 @@
 
 namespace karat::KARAT_ISA_NAMESPACE {
 extern const IntegerKernels integer_kernels;
-}
+bool tiles_multiply();
+}  // namespace karat::KARAT_ISA_NAMESPACE

@@ -1,4 +1,5 @@
-// The intrinsics that the builds for AVX2 and AVX-512 with VNNI multiply integers with, as loops for any machine.
+// The intrinsics that the builds for AVX2 and AVX-512 with VNNI or tiles multiply integers with, as loops for any
+// machine.
 //
 // It stands for the compiler's header of this name (CMakeLists.txt), so the kernels are compiled as they are.
 // Intrinsics that their headers name, and that linear layers of integers do not use, are declared only: a kernel that
@@ -285,6 +286,9 @@ BY_LOOPS __m512i _mm512_permutex2var_epi64(__m512i a, __m512i index, __m512i b) 
 }
 BY_LOOPS __m512i _mm512_permutex2var_epi16(__m512i a, __m512i index, __m512i b) {
     return by_loops::choose<std::uint16_t>(a, index, b);
+}
+BY_LOOPS __m512i _mm512_permutexvar_epi16(__m512i index, __m512i a) {
+    return by_loops::choose<std::uint16_t>(a, index & 0x001f001f, a);
 }
 BY_LOOPS __m512i _mm512_shuffle_i64x2(__m512i a, __m512i b, int n) {
     const __m512i of[2] = {a, b};
