@@ -289,6 +289,7 @@ void launch_splits(Device& device, const AttentionShape& a) {
 
 // Merges the splits of one token and query head, in order. Each thread has some dimensions, and the totals besides.
 struct AttendMerge {
+    static constexpr bool kIsShort = true;
     static constexpr int kThreads = 128, kTogether = 8;  // splits that are read at once
     AttentionShape a;
 

@@ -19,6 +19,7 @@ KARAT_INLINE std::size_t place_of_block(int rows, int columns, int row, int bloc
 template <int kDigits>
 struct Quantise {
     using Layout = DigitBlock<kDigits>;
+    static constexpr bool kIsShort = true;
     static constexpr int kBlock = static_cast<int>(kDigitColumns), kThreads = 128;
     static constexpr int kLimit = kDigits == 1 ? 127 : kDigits == 2 ? 32639 : 8355710;
     static constexpr int kMinExponent = -102, kMaxExponent = 105;

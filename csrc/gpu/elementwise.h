@@ -9,6 +9,7 @@ namespace karat::gpu {
 // A block of threads has a row. Its first kColumns numbers and their weights lie in shared memory; longer rows go by in
 // chunks of as many. Sixteen threads are the lanes of the sum.
 struct RmsNorm {
+    static constexpr bool kIsShort = true;
     static constexpr int kThreads = 256, kSumLanes = 16, kColumns = 8192, kTogether = 32;
     const float* x;  // [rows, n]
     const float* weight;
@@ -97,6 +98,7 @@ struct RmsNorm {
 // A thread for each of `count` items: what the ops below are made of.
 template <class Item>
 struct ForEach {
+    static constexpr bool kIsShort = true;
     static constexpr int kThreads = 128;
     Item item;
     int count;

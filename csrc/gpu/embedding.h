@@ -12,8 +12,9 @@ inline constexpr bool kIsBlock = Fmt::kColumns > 1;
 // out [tokens, columns] = rows ids[t] of the table. A thread makes a sub-block, or a number of stored floats.
 template <class Fmt>
 struct Embedding {
+    static constexpr bool kIsShort = true;
     static constexpr int kThreads = 128;
-    LinearShape a;  // weight, rows and columns of the table; tokens; out
+    LinearShape a;  // the table as a layer; tokens; out
     const std::int32_t* ids;
 
     static KARAT_HOST constexpr KARAT_INLINE int columns_at_once() {
@@ -28,11 +29,11 @@ struct Embedding {
             const int item = cta.x() * kThreads + thread, token = cta.y(), column = item * columns_at_once();
             if (column >= a.columns) return;
             const int row = ids[token];
-            const int wide_rows = a.num_groups() / 4 * kPanelRows, size = static_cast<int>(kGroupRows);
+            const int wide_rows = a.layers[0].num_groups() / 4 * kPanelRows, size = static_cast<int>(kGroupRows);
             const int panel_rows = row < wide_rows ? kPanelRows : size, first = row / panel_rows * panel_rows;
             const std::size_t row_bytes = static_cast<std::size_t>(a.columns / Fmt::kColumns) * Fmt::kBytes;
-            const std::uint8_t* const panel = a.weight + static_cast<std::size_t>(first) * row_bytes;
-            float* const out = a.out + static_cast<std::size_t>(token) * a.columns + column;
+            const std::uint8_t* const panel = a.layers[0].weight + static_cast<std::size_t>(first) * row_bytes;
+            float* const out = a.layers[0].out + static_cast<std::size_t>(token) * a.columns + column;
             const std::size_t step = static_cast<std::size_t>(panel_rows) * Fmt::kBytes;
             if constexpr (!kIsBlock<Fmt>) {
                 *out = Fmt::read(panel + static_cast<std::size_t>(column) * step + (row - first) * Fmt::kBytes).v;
@@ -62,6 +63,7 @@ private:
 
 // out [count, columns] = rows ids[i] of x.
 struct SelectRows {
+    static constexpr bool kIsShort = true;
     static constexpr int kThreads = 128;
     const float* x;
     const std::int32_t* ids;

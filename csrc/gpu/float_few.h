@@ -43,7 +43,7 @@ struct FloatFew {
     template <class Cta>
     KARAT_INLINE void ahead(Cta& cta) const {
         if (a.chosen.matrices) return;  // those launches choose
-        const RowsOfBlock rows(a, a.weight, cta.x(), static_cast<std::size_t>(a.columns) * Fmt::kBytes);
+        const RowsOfBlock rows(a, cta.x(), 0, static_cast<std::size_t>(a.columns) * Fmt::kBytes);
         const int streams = 1 << stream_bits_of(a.tokens < kTokens ? a.tokens : kTokens),
                   most = kPace.before_bytes / kRowBytes / streams;
         cta.each([&](int thread) {
@@ -57,9 +57,9 @@ struct FloatFew {
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
         const int first_token = cta.y() * kTokens, left = a.tokens - first_token;
-        const std::uint8_t* const weight = a.weight_of(first_token);  // of all tokens, or kTokens is 1
-        if (!weight) return;
-        const RowsOfBlock rows(a, weight, cta.x(), static_cast<std::size_t>(a.columns) * Fmt::kBytes);
+        // The matrix is that of all tokens, or kTokens is 1.
+        const RowsOfBlock rows(a, cta.x(), first_token, static_cast<std::size_t>(a.columns) * Fmt::kBytes);
+        if (!rows.panel) return;
         const int first_row = a.x_row(first_token);  // of x, and those of the other tokens follow
         const int tokens = left < kTokens ? left : kTokens;
         const int stream_bits = stream_bits_of(tokens), streams = 1 << stream_bits;
@@ -163,7 +163,7 @@ struct FloatFew {
         each_chain([&](int, int row, int token, int stream) {
             if (stream) return;
             const Leaves<decltype(leaf_sums)> leaves{a, leaf_sums, token * kRowsOfBlock + row, kTokens * kRowsOfBlock};
-            leaves.write(rows.first + row, first_token + token);
+            leaves.write(rows.layer, rows.first + row, first_token + token);
         });
     }
 

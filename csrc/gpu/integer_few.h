@@ -62,7 +62,7 @@ struct IntegerFew {
         if (a.chosen.matrices) return;  // those launches choose
         constexpr int kMost = pieces(kPace.before_bytes, kRowsOfBlock * Fmt::kBytes);
         const int stored = a.columns / Fmt::kColumns;
-        const RowsOfBlock rows(a, a.weight, cta.x(), static_cast<std::size_t>(stored) * Fmt::kBytes);
+        const RowsOfBlock rows(a, cta.x(), 0, static_cast<std::size_t>(stored) * Fmt::kBytes);
         cta.each([&](int thread) {
             if (thread < 32) rows.prefetch(cta, 0, stored < kMost ? stored : kMost, Fmt::kBytes, thread, 32);
         });
@@ -71,9 +71,10 @@ struct IntegerFew {
     template <class Cta>
     KARAT_INLINE void run(Cta& cta) const {
         const int first_token = cta.y() * kTokens, left = a.tokens - first_token;
-        const std::uint8_t* const weight = a.weight_of(first_token);  // of all tokens, or kTokens is 1
-        if (!weight) return;
-        const RowsOfBlock rows(a, weight, cta.x(), static_cast<std::size_t>(a.columns / Fmt::kColumns) * Fmt::kBytes);
+        // The matrix is that of all tokens, or kTokens is 1.
+        const RowsOfBlock rows(a, cta.x(), first_token,
+                               static_cast<std::size_t>(a.columns / Fmt::kColumns) * Fmt::kBytes);
+        if (!rows.panel) return;
         const int first_row = a.x_row(first_token);  // of x, and those of the other tokens follow
         const int tokens = left < kTokens ? left : kTokens;
         const int blocks = a.columns / kColumnsOfBlock, chunks = pieces(blocks, kSteps);
@@ -141,7 +142,7 @@ struct IntegerFew {
             if (thread < kPartThreads || token >= tokens || row >= rows.count) return;
             const auto leaves = leaves_of(leaf_sums, row, token);
             leaves.end_at(a.columns, a.num_leaves, leaf[thread], sum[thread]);
-            leaves.write(rows.first + row, first_token + token);
+            leaves.write(rows.layer, rows.first + row, first_token + token);
         });
     }
 

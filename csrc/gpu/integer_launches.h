@@ -3,24 +3,23 @@
 
 #include "gpu/integer_few.h"
 #include "gpu/launches.h"
-#include "gpu/side_by_side.h"
 
 namespace karat::gpu {
 
 template <int kDigits>
-void integer_linear_of(Device& device, Format format, const LinearShape* layers, int count, const std::uint8_t* digits,
+void integer_linear_of(Device& device, Format format, const LinearShape& shape, const std::uint8_t* digits,
                        int digits_rows);
-extern template void integer_linear_of<1>(Device&, Format, const LinearShape*, int, const std::uint8_t*, int);
-extern template void integer_linear_of<2>(Device&, Format, const LinearShape*, int, const std::uint8_t*, int);
-extern template void integer_linear_of<3>(Device&, Format, const LinearShape*, int, const std::uint8_t*, int);
+extern template void integer_linear_of<1>(Device&, Format, const LinearShape&, const std::uint8_t*, int);
+extern template void integer_linear_of<2>(Device&, Format, const LinearShape&, const std::uint8_t*, int);
+extern template void integer_linear_of<3>(Device&, Format, const LinearShape&, const std::uint8_t*, int);
 
 template <int kDigits>
-void integer_linear_of(Device& device, Format format, const LinearShape* layers, int count, const std::uint8_t* digits,
+void integer_linear_of(Device& device, Format format, const LinearShape& shape, const std::uint8_t* digits,
                        int digits_rows) {
     const auto with = [&]<class Fmt>() {
-        if (layers->tokens == 1 || layers->chosen.matrices)
-            launch_layers<IntegerFew<Fmt, kDigits, 1>>(device, layers, count, digits, digits_rows);
-        else launch_layers<IntegerFew<Fmt, kDigits, 4>>(device, layers, count, digits, digits_rows);
+        if (shape.tokens == 1 || shape.chosen.matrices)
+            launch(device, IntegerFew<Fmt, kDigits, 1>{shape, digits, digits_rows});
+        else launch(device, IntegerFew<Fmt, kDigits, 4>{shape, digits, digits_rows});
     };
     switch (format) {
 #define KARAT_CASE(name, ...) \

@@ -12,6 +12,7 @@ namespace karat::gpu {
 template <class First, class Second>
 struct Beside {
     static constexpr int kThreads = First::kThreads;
+    static constexpr bool kIsShort = true;
     static_assert(Second::kThreads == kThreads);
     First first;
     Second second;
@@ -47,6 +48,7 @@ struct RopeStore {
 template <class Kernel, int kDigits>
 struct WithDigits {
     static constexpr int kThreads = Kernel::kThreads;
+    static constexpr bool kIsShort = Kernel::kIsShort;
     Kernel kernel;
     Quantise<kDigits> digits;
     int first, piece, blocks_in_y;

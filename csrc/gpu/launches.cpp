@@ -6,7 +6,6 @@
 #include "gpu/float_few.h"
 #include "gpu/integer_launches.h"
 #include "gpu/joined.h"
-#include "gpu/side_by_side.h"
 
 namespace karat::gpu {
 namespace {
@@ -76,16 +75,16 @@ void quantise(Device& device, Activations activations, const float* x, int rows,
     with_digits(activations, [&]<int kDigits>() { launch(device, Quantise<kDigits>{x, rows, columns, out}); });
 }
 
-void integer_linear(Device& device, Format format, Activations activations, const LinearShape* layers, int count,
+void integer_linear(Device& device, Format format, Activations activations, const LinearShape& shape,
                     const std::uint8_t* digits, int digits_rows) {
     with_digits(activations,
-                [&]<int kDigits>() { integer_linear_of<kDigits>(device, format, layers, count, digits, digits_rows); });
+                [&]<int kDigits>() { integer_linear_of<kDigits>(device, format, shape, digits, digits_rows); });
 }
 
-void float_linear(Device& device, Format format, const LinearShape* layers, int count, const float* x) {
+void float_linear(Device& device, Format format, const LinearShape& shape, const float* x) {
     with_floats(format, [&]<class Fmt>() {
-        if (layers->tokens == 1 || layers->chosen.matrices) launch_layers<FloatFew<Fmt, 1>>(device, layers, count, x);
-        else launch_layers<FloatFew<Fmt, 8>>(device, layers, count, x);
+        if (shape.tokens == 1 || shape.chosen.matrices) launch(device, FloatFew<Fmt, 1>{shape, x});
+        else launch(device, FloatFew<Fmt, 8>{shape, x});
     });
 }
 

@@ -18,15 +18,12 @@ struct DigitsToo {
 // Rows of x [rows, columns] as digits.
 void quantise(Device& device, Activations activations, const float* x, int rows, int columns, std::uint8_t* out);
 
-// Layers of one x side by side: up to kMostBeside of one format, of as many tokens and leaves.
-inline constexpr int kMostBeside = 3;
-
-// Block formats; `digits` are of digits_rows rows, of which the first are those of the layer's tokens.
-void integer_linear(Device& device, Format format, Activations activations, const LinearShape* layers, int count,
+// Block formats, one for all layers; `digits` are of digits_rows rows, of which the first are those of the tokens.
+void integer_linear(Device& device, Format format, Activations activations, const LinearShape& shape,
                     const std::uint8_t* digits, int digits_rows);
 
-// Stored floats; x is [tokens, columns].
-void float_linear(Device& device, Format format, const LinearShape* layers, int count, const float* x);
+// Stored floats, one format for all layers; x is [tokens, columns].
+void float_linear(Device& device, Format format, const LinearShape& shape, const float* x);
 
 // `shape` has the table, tokens and out.
 void embedding(Device& device, Format format, const LinearShape& shape, const std::int32_t* ids);

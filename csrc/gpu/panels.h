@@ -9,20 +9,35 @@ namespace karat::gpu {
 
 inline constexpr int kPanelRows = 64, kRowsOfBlock = 32, kColumnsOfBlock = 32;
 
+// The rows of a block of threads, number `x` of those of all layers.
 struct RowsOfBlock {
-    const std::uint8_t* panel;
-    int first;     // row of the matrix
-    int of_panel;  // 64 or 16
-    int in_panel;  // the first of them
-    int count;     // 32 or 16
+    Layer layer;                // its own
+    const std::uint8_t* panel;  // null: a row has no matrix here (Chosen)
+    int first;                  // row of the matrix
+    int of_panel;               // 64 or 16
+    int in_panel;               // the first of them
+    int count;                  // 32 or 16
 
-    // `row_bytes`: of all columns of a row of `weight`.
-    KARAT_INLINE RowsOfBlock(const LinearShape& a, const std::uint8_t* weight, int block, std::size_t row_bytes) {
-        const int halves = a.num_groups() / 4 * 2, wide_rows = halves * kRowsOfBlock;
+    // `row_bytes`: of all columns of a row of weights. Layers are told apart without an index that only runs know, so
+    // that all else is read where it lies.
+    KARAT_INLINE RowsOfBlock(const LinearShape& a, int x, int token, std::size_t row_bytes) : layer(a.layers[0]) {
+        int block = x;
+#pragma unroll
+        for (int i = 1; i < kMostBeside; ++i)
+            if (i < a.num_layers && x >= a.ends[i - 1]) {
+                layer = a.layers[i];
+                block = x - a.ends[i - 1];
+            }
+        const int halves = layer.num_groups() / 4 * 2, wide_rows = halves * kRowsOfBlock;
         const bool is_wide = block < halves;
         const int panel_row =
             is_wide ? block / 2 * kPanelRows : wide_rows + (block - halves) * static_cast<int>(kGroupRows);
-        panel = in_global(weight) + static_cast<std::size_t>(panel_row) * row_bytes;
+        const std::uint8_t* weight = layer.weight;
+        if (a.chosen.matrices) {
+            const int expert = a.chosen.ids[token] - a.chosen.first;
+            weight = expert >= 0 && expert < a.chosen.count ? a.chosen.matrices[expert] : nullptr;
+        }
+        panel = weight ? in_global(weight) + static_cast<std::size_t>(panel_row) * row_bytes : nullptr;
         of_panel = is_wide ? kPanelRows : static_cast<int>(kGroupRows);
         in_panel = is_wide ? block % 2 * kRowsOfBlock : 0;
         first = panel_row + in_panel;
@@ -56,17 +71,17 @@ struct Leaves {
         }
     }
     // The binary tree, then bias and residual.
-    KARAT_INLINE void write(int row, int token) const {
+    KARAT_INLINE void write(const Layer& layer, int row, int token) const {
         for (int width = 1; width < a.num_leaves; width *= 2)
             for (int i = 0; i < a.num_leaves; i += 2 * width)
                 sums.set(i * threads + thread,
                          sums.get(i * threads + thread) + sums.get((i + width) * threads + thread));
-        if (row >= a.rows || token >= a.tokens) return;
-        const std::size_t at = static_cast<std::size_t>(token) * a.rows + row;
+        if (row >= layer.rows || token >= a.tokens) return;
+        const std::size_t at = static_cast<std::size_t>(token) * layer.rows + row;
         float sum = sums.get(thread);
-        if (a.bias) sum = sum + a.bias[row];
+        if (layer.bias) sum = sum + layer.bias[row];
         if (a.residual) sum = sum + a.residual[at];
-        a.out[at] = sum;
+        layer.out[at] = sum;
     }
 };
 

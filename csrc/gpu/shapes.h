@@ -14,28 +14,40 @@ struct Chosen {
     int first, count, per_row;
 };
 
-// out[t, r] = (the sum over columns + bias[r]) + residual[t, r]; bias and residual may be null.
-struct LinearShape {
+// A matrix and what it makes of rows of x.
+struct Layer {
     const std::uint8_t* weight;  // packed (contract/packed.h), 16-byte aligned
-    int rows, columns, tokens;
-    float* out;  // [tokens, rows]
-    const float* bias;
-    const float* residual;  // as out
-    int num_leaves;         // a power of two
-    int leaf_ends[kMaxLeaves];
-    Chosen chosen;
-
-    // The matrix of a row of the result, or null, and the row of x.
-    KARAT_INLINE const std::uint8_t* weight_of(int token) const {
-        if (!chosen.matrices) return weight;
-        const int expert = chosen.ids[token] - chosen.first;
-        return expert >= 0 && expert < chosen.count ? chosen.matrices[expert] : nullptr;
-    }
-    KARAT_INLINE int x_row(int token) const { return chosen.matrices ? token / chosen.per_row : token; }
+    int rows;
+    float* out;         // [tokens, rows]
+    const float* bias;  // [rows], or null
 
     // A block of threads has 32 rows of a wide panel, or a panel of 16.
     KARAT_HOST KARAT_INLINE int num_groups() const { return pieces(rows, static_cast<int>(kGroupRows)); }
     KARAT_HOST KARAT_INLINE int num_blocks() const { return num_groups() / 4 * 2 + num_groups() % 4; }
+};
+
+inline constexpr int kMostBeside = 3;
+
+// Layers of one x, side by side: out[t, r] = (the sum over columns + bias[r]) + residual[t, r].
+struct LinearShape {
+    Layer layers[kMostBeside];
+    int ends[kMostBeside];  // of their blocks of threads, counted over all
+    int num_layers;
+    int columns, tokens;
+    const float* residual;  // as out, or null
+    int num_leaves;         // a power of two
+    int leaf_ends[kMaxLeaves];
+    Chosen chosen;
+
+    void add(const Layer& layer) {
+        layers[num_layers] = layer;
+        ends[num_layers] = num_blocks() + layer.num_blocks();
+        ++num_layers;
+    }
+    int num_blocks() const { return num_layers ? ends[num_layers - 1] : 0; }
+
+    // The row of x.
+    KARAT_INLINE int x_row(int token) const { return chosen.matrices ? token / chosen.per_row : token; }
 };
 
 // x [tokens, heads, head_dim]; cos and sin are [positions, head_dim / 2].

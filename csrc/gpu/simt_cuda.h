@@ -101,12 +101,20 @@ constexpr int blocks_of_core() {
     else return 1;
 }
 
+// Whether the next launch may begin at once, Kernel::kIsShort: one that has few blocks beside. The blocks of two
+// launches that have many would share multiprocessors while others have none.
+template <class Kernel>
+constexpr KARAT_HOST KARAT_INLINE bool is_short() {
+    if constexpr (requires { Kernel::kIsShort; }) return Kernel::kIsShort;
+    else return false;
+}
+
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, blocks_of_core<Kernel>())
     simt_kernel(const __grid_constant__ Kernel kernel) {
     Cta cta;
-#if __CUDA_ARCH__ >= 900  // blocks begin before the launch before has ended: when all of its blocks have begun
-    asm volatile("griddepcontrol.launch_dependents;");
+#if __CUDA_ARCH__ >= 900  // a launch begins before the one before has ended: when all of its blocks have said so
+    if constexpr (is_short<Kernel>()) asm volatile("griddepcontrol.launch_dependents;");
 #endif
     ahead_of(kernel, cta);
 #if __CUDA_ARCH__ >= 900

@@ -132,9 +132,16 @@ public:
     const Matrix& matrix() const { return matrix_; }
     int rows() const { return narrow(matrix_.rows); }
     int columns() const { return narrow(matrix_.columns); }
+    // As a layer of `tokens` rows of x, alone.
     gpu::LinearShape shape(int tokens, float* out) const {
-        return {matrix_.data, rows(), columns(), tokens, out, nullptr, nullptr, 1, {columns()}, {}};
+        gpu::LinearShape made{};
+        made.columns = made.leaf_ends[0] = columns();
+        made.tokens = tokens;
+        made.num_leaves = 1;
+        made.add(layer(out, nullptr));
+        return made;
     }
+    gpu::Layer layer(float* out, const float* bias) const { return {matrix_.data, rows(), out, bias}; }
     std::size_t stored_bytes() const {
         return matrix_.rows * (matrix_.columns / matrix_.info().block_columns) * matrix_.info().block_bytes;
     }

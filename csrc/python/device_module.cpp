@@ -108,31 +108,25 @@ public:
                                const std::vector<std::optional<Array>>& biases, const std::optional<Array>& residual) {
         require(matrices.size() == biases.size() && (!residual || matrices.size() == 1), "matrices");
         require_leaves(leaves);
+        gpu::LinearShape shape{};
+        shape.columns = leaves.back();
+        shape.tokens = narrow(x.shape(0));
+        shape.residual = residual ? residual->floats() : nullptr;
+        shape.num_leaves = narrow(leaves.size());
+        std::copy(leaves.begin(), leaves.end(), shape.leaf_ends);
         std::vector<Array> made;
-        std::vector<gpu::LinearShape> shapes;
         for (std::size_t i = 0; i < matrices.size(); ++i) {
             const Matrix& matrix = matrices[i]->matrix();
             require(x.ndim() == 2 && x.shape(1) == matrix.columns && leaves.back() == matrices[i]->columns(), "x");
+            for (const int end : leaves) require(end % narrow(matrix.info().block_columns) == 0, "leaves");
             made.push_back(empty({x.shape(0), matrix.rows}));
-            gpu::LinearShape shape = matrices[i]->shape(narrow(x.shape(0)), made.back().floats());
             require(!biases[i] || biases[i]->size() == matrix.rows, "bias");
             require(!residual || residual->size() == made.back().size(), "residual");
-            shape.bias = biases[i] ? biases[i]->floats() : nullptr;
-            shape.residual = residual ? residual->floats() : nullptr;
-            shape.num_leaves = narrow(leaves.size());
-            for (std::size_t leaf = 0; leaf < leaves.size(); ++leaf) {
-                require(leaves[leaf] % narrow(matrix.info().block_columns) == 0, "leaves");
-                shape.leaf_ends[leaf] = leaves[leaf];
-            }
-            shapes.push_back(shape);
-        }
-        for (std::size_t first = 0, end; first < shapes.size(); first = end) {
-            const Matrix& matrix = matrices[first]->matrix();
-            end = first + 1;
-            while (end < shapes.size() && end - first < gpu::kMostBeside &&
-                   matrices[end]->matrix().format == matrix.format)
-                ++end;
-            launch_layers(matrix, &shapes[first], narrow(end - first), x, digits, activations);
+            shape.add(matrices[i]->layer(made.back().floats(), biases[i] ? biases[i]->floats() : nullptr));
+            const bool ends = i + 1 == matrices.size() || matrices[i + 1]->matrix().format != matrix.format;
+            if (!ends && shape.num_layers < gpu::kMostBeside) continue;
+            launch_layers(matrix, shape, x, digits, activations);
+            shape.num_layers = 0;
         }
         return made;
     }
@@ -220,7 +214,7 @@ public:
             shape.chosen = {table.places(), ids.integers(), first, table.count(), of_row};
             const Matrix& matrix = table.first().matrix();
             const auto digits = matrix.in_blocks() ? std::optional(quantise(from, activations)) : std::nullopt;
-            launch_layers(matrix, &shape, 1, from, digits, activations);
+            launch_layers(matrix, shape, from, digits, activations);
         };
         multiplied(gates, x, per_row, gate);
         multiplied(ups, x, per_row, up);
@@ -351,13 +345,13 @@ private:
                 narrow(made.first.shape(1))};
     }
 
-    void launch_layers(const Matrix& matrix, const gpu::LinearShape* shapes, int count, const Array& x,
+    void launch_layers(const Matrix& matrix, const gpu::LinearShape& shape, const Array& x,
                        const std::optional<Array>& digits, int activations) {
         const float* const from = x.floats();
         const int rows = narrow(x.shape(0));
-        if (!matrix.in_blocks()) return gpu::float_linear(device_, matrix.format, shapes, count, from);
+        if (!matrix.in_blocks()) return gpu::float_linear(device_, matrix.format, shape, from);
         require(digits && digits->shape() == Lengths{x.shape(0), digit_words(x.shape(1), activations)}, "digits");
-        gpu::integer_linear(device_, matrix.format, width_of(activations), shapes, count, bytes_of(*digits), rows);
+        gpu::integer_linear(device_, matrix.format, width_of(activations), shape, bytes_of(*digits), rows);
     }
     static gpu::RopeShape rope_shape(const Array& x, const Array& positions, const Array& cos, const Array& sin,
                                      const Array* out) {
