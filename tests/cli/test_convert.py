@@ -150,3 +150,27 @@ def test_a_file_that_is_not_named_is_named_after_the_model(
     monkeypatch.setattr("karat.convert.convert", lambda source, out, *_, **__: seen.append(out))
     karat_here("convert", model, "--quant", "q4_k_m", "-q")
     assert seen == [Path(f"{name}-Q4_K_M.gguf")]
+
+
+def test_sampling_can_be_left_out_and_variables_of_a_template_have_no_place(tmp_path: Path, karat_here: Karat) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(embedded_model_path(), folder)
+    stated = folder / "generation_config.json"
+    for text in ('{"temperature": "warm", "eos_token_id": "x"}', "no JSON"):
+        stated.write_text(text)
+        words = ["convert", str(folder), str(tmp_path / "a.gguf"), "--quant", "F16", "-q"]
+        assert karat_here(*words).returncode == 3
+    stated.write_text('{"temperature": 0.25, "do_sample": true, "eos_token_id": [5, 2]}')
+    for place, words in enumerate(([], ["--generation-config", "none"])):
+        path, again = tmp_path / f"{place}.gguf", tmp_path / f"{place}-again.gguf"
+        done = karat_here("convert", str(folder), str(path), "--quant", "F16", "--template-arg", "a=1", *words)
+        assert done.returncode == 0 and "--template-arg has no effect" in done.stderr, done.stderr
+        assert karat_here("convert", str(path), str(again), "--quant", "F16", "-q", *words).returncode == 0
+        for file in (path, again):
+            names = gguf.GGUFReader(file).fields
+            assert ("general.sampling.temp" in names) == (not words)
+            ends = {names[f"tokenizer.ggml.{key}_token_id"].contents() for key in ("eos", "eot")}
+            assert ends == {2, 5}, "the ends of a file that can be read count"
+    stated.write_text("no JSON")
+    done = karat_here("convert", str(folder), str(tmp_path / "b.gguf"), "--quant", "F16", "-q", *words)
+    assert done.returncode == 0, done.stderr

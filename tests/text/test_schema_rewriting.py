@@ -71,6 +71,11 @@ KEPT: dict[str, tuple[Any, list[Any], list[Any]]] = {  # a schema, answers of it
         [2**63, -(2**63) - 1],
     ),
     "uint64": ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, [0, 2**63 - 1], [-1, 2**64]),
+    "large alone": ({"type": "integer", "minimum": 2**60}, [2**60, 2**62], [2**60 - 2, 1]),
+    "small alone": ({"type": "integer", "maximum": -(2**60)}, [-(2**60), -(2**62)], [2 - 2**60, 0]),
+    "numbers up to far": ({"type": "number", "maximum": 1e30}, [1.5, 2**62], [None]),
+    "numbers from far": ({"type": "number", "exclusiveMinimum": -1e300}, [-1.5, 7], [None]),
+    "numbers beyond far": ({"type": "number", "minimum": 1e18}, [2 * 10**18], [1, 1.5]),
     "a bound of no float": (
         {"maximum": 2**53 + 1, "minimum": 2**52, "type": "integer"},
         [2**53],

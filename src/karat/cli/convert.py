@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from karat.cli.options import FileOptions
+from karat.cli.options import GenerationConfig, OverrideOptions, generation_source
 from karat.cli.progress import Progress
 from karat.cli.terminal import bytes_text, columns, emit, note, require_folder_of
 from karat.errors import UsageError
@@ -50,14 +50,15 @@ def convert(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no report.")] = False,
+    generation_config: GenerationConfig = None,
     *,
-    words: FileOptions,
+    words: OverrideOptions,
 ) -> None:
     """Write a model as a GGUF file.
 
     Types such as Q4_K_M are llama.cpp's mixes: a larger type where an error costs more. The report says what became
     of each tensor, and by how much its values changed. What --override, --rope-scaling and --chat-template say becomes
-    part of the file; it has no place for --template-arg. A failure leaves no file.
+    part of the file; it has no place for --template-arg, which is told. A failure leaves no file.
     """
     from karat.checkpoint import resolve
     from karat.convert import MIXES
@@ -72,6 +73,9 @@ def convert(
     if out is None:
         out = Path(f"{_name_of(model, MIXES)}-{chosen.upper()}.gguf")
     require_folder_of(out)
+    with_sampling = generation_source(generation_config) == "auto"
+    if words.template_arg and not quiet:
+        note("--template-arg has no effect: a GGUF file has no place for it; say it again where the file is used")
     source = open_model(resolve(model, progress=not quiet), words.overrides())
     progress = Progress(quiet=quiet)
 
@@ -80,7 +84,7 @@ def convert(
 
     progress("reading the model")
     try:
-        done = write(source, out, mix, pure=pure, requantize=requantize, progress=tell)
+        done = write(source, out, mix, pure=pure, requantize=requantize, with_sampling=with_sampling, progress=tell)
     finally:
         progress.clear()
     for warning in done.warnings:

@@ -6,12 +6,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from karat.cli.generation import NO_DEFAULTS
-from karat.cli.options import GenerationConfig, OverrideOptions
+from karat.cli.options import GenerationConfig, OverrideOptions, generation_source
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
 from karat.errors import TemplateError
@@ -64,19 +64,12 @@ def inspect(
     from karat.models.opening import open_model
 
     checkpoint = open_model(resolve(model) if model is not None else embedded_model_path(), words.overrides())
-    facts = gather(checkpoint, _source(generation_config))
+    facts = gather(checkpoint, generation_source(generation_config))
     if tensor_parallel_size is not None:
         facts["ranks"] = ranks_of(checkpoint, tensor_parallel_size)
     emit(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else _as_text(facts, tensors))
     if tensor_parallel_size is not None and not as_json:
         emit("\n" + ranks_text(facts["ranks"], tensors))
-
-
-def _source(text: str | None) -> "GenerationSource":
-    """Where default sampling comes from, as LLM has it. UsageError."""
-    from karat.engine.model_loading.llm_options import Options
-
-    return Options(generation_config=cast("GenerationSource", text or "auto")).generation_config
 
 
 def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,6 +14,7 @@ from karat.errors import UsageError
 
 if TYPE_CHECKING:
     from karat.checkpoint.overrides import Overrides
+    from karat.engine.model_loading.llm_options import GenerationSource
 
 
 @dataclass(slots=True)
@@ -57,6 +58,13 @@ GenerationConfig = Annotated[
 ]
 
 
+def generation_source(text: str | None) -> "GenerationSource":
+    """Where default sampling comes from, as LLM has it. UsageError."""
+    from karat.engine.model_loading.llm_options import Options
+
+    return Options(generation_config=cast("GenerationSource", text or "auto")).generation_config
+
+
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
     """Options of every command, so that they may follow its name. `--debug` acts when it is parsed."""
@@ -95,22 +103,12 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FileOptions(ModelOptions):
-    """What a file can say of a model too: the chat template."""
+class OverrideOptions(ModelOptions):
+    """And of its chat template."""
 
     chat_template: Annotated[
         str | None, option("Model", "FILE", "The chat template: a file (Jinja), its text, or chatml.")
     ] = None
-
-    def said(self) -> dict[str, Any]:
-        """As ModelOptions has it."""
-        return ModelOptions.said(self) | _given(chat_template=self.chat_template)
-
-
-@dataclass(frozen=True, slots=True)
-class OverrideOptions(FileOptions):
-    """And what is said of a model whenever it answers."""
-
     template_arg: Annotated[
         list[str] | None,
         option("Model", "KEY=VALUE", "A variable for the chat template, as enable_thinking=false; repeatable."),
@@ -118,8 +116,8 @@ class OverrideOptions(FileOptions):
 
     def said(self) -> dict[str, Any]:
         """As ModelOptions has it."""
-        arguments = _given(chat_template_kwargs=_pairs("--template-arg", self.template_arg, typed))
-        return FileOptions.said(self) | arguments
+        arguments = _pairs("--template-arg", self.template_arg, typed)
+        return ModelOptions.said(self) | _given(chat_template=self.chat_template, chat_template_kwargs=arguments)
 
     def idle_texts(self, why: str) -> str | None:
         """What to tell a user who says something of the chat template to a command that has no use for it."""

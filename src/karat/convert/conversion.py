@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, Weight
 from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm, paired_rows
 from karat.checkpoint.gguf.rope import llama3_factors
+from karat.checkpoint.gguf.sampling import PREFIX as SAMPLING
 from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.checkpoint.unused import remarks_on_unused
@@ -25,6 +26,7 @@ from karat.convert.restating import require_said, restated, with_template
 from karat.convert.tokenizer import no_tokenizer_pairs, tokenizer_pairs
 from karat.errors import ConfigError, NoTokenizerError, NumericsError, UsageError
 from karat.models.decoder import weight_specs
+from karat.models.end_tokens import stated_end_ids
 from karat.models.families import FAMILIES
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
@@ -69,16 +71,18 @@ def convert(
     *,
     pure: bool = False,
     requantize: bool = False,
+    with_sampling: bool = True,
     progress: Callable[[TensorReport, int, int], None] = lambda report, done, total: None,
 ) -> Conversion:
     """Writes `source` as the GGUF file `path`, its tensors in the types of `mix`.
 
     `pure` gives all matrices the same type, except that rows that are no whole blocks keep their type. A quantised
-    tensor is quantised again only with `requantize`. `progress` is called after each piece of a tensor, with the bytes
-    done and the bytes of all tensors. What the user says of `source` becomes part of the file; variables of the chat
-    template have no place in it. Raises the errors of opening and of writing, ConfigError for what GGUF cannot state,
-    UsageError for a quantised source without `requantize`, and NumericsError with the tensor's name for values that a
-    type cannot hold. After an error there is no file.
+    tensor is quantised again only with `requantize`. Without `with_sampling` the file suggests no sampling, and what is
+    wrong with generation_config.json is no error; its end tokens count if they can be read. `progress` is called after
+    each piece of a tensor, with the bytes done and the bytes of all tensors. What the user says of `source` becomes
+    part of the file; variables of the chat template have no place in it. Raises the errors of opening and of writing,
+    ConfigError for what GGUF cannot state, UsageError for a quantised source without `requantize`, and NumericsError
+    with the tensor's name for values that a type cannot hold. After an error there is no file.
     """
     config = read_config(source.config)
     form = FAMILIES[config.model_type].gguf
@@ -108,7 +112,7 @@ def convert(
         done += report.num_bytes
     if rope_of(config).rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
-    pairs, warnings = _pairs(source, config)
+    pairs, warnings = _pairs(source, config, with_sampling=with_sampling)
     pairs = with_template(pairs, source)
     is_quantised = any(report.dtype in FORMATS for report in reports)
     pairs.append(("general.file_type", scalar("UINT32", mix.file_type)))
@@ -300,7 +304,7 @@ def rope_factors(config: ModelConfig) -> NewTensor:
     return NewTensor(ROPE_FACTORS, "F32", factors.shape, lambda: [factors.view(np.uint8)])
 
 
-def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[str]]:
+def _pairs(source: ModelCheckpoint, config: ModelConfig, *, with_sampling: bool) -> tuple[Pairs, list[str]]:
     unused = remarks_on_unused(source.unused)
     if isinstance(source, GgufCheckpoint):
         left_out = {*_REPLACED, "general.alignment"}
@@ -309,23 +313,32 @@ def _pairs(source: ModelCheckpoint, config: ModelConfig) -> tuple[Pairs, list[st
             arch = FAMILIES[config.model_type].gguf.architecture
             left_out |= {f"{arch}.block_count", f"{arch}.nextn_predict_layers"}
             pairs = [(f"{arch}.block_count", scalar("UINT32", config.num_layers))]
-        return [*(pair for pair in restated(source, config) if pair[0] not in left_out), *pairs], unused
-    if source.generation_fault is not None:
+        kept = [pair for pair in restated(source, config) if pair[0] not in left_out]
+        if not with_sampling:
+            kept = [pair for pair in kept if not pair[0].startswith(SAMPLING)]
+        return [*kept, *pairs], unused
+    stated = source.generation_config
+    if source.generation_fault is not None and with_sampling:
         raise source.generation_fault
+    if not with_sampling:
+        try:
+            stated_end_ids(stated, config, None, source.generation_source)
+        except ConfigError:
+            stated = None
     pairs = model_pairs(config, source.path.resolve().name)
     try:
         files = read_tokenizer_files(source.path)
     except NoTokenizerError as fault:
-        of_tokenizer, warnings = no_tokenizer_pairs(config, source.generation_config)
+        of_tokenizer, warnings = no_tokenizer_pairs(config, stated)
         warnings.append(f"the file has no tokenizer: {fault}")
     else:
-        of_tokenizer, warnings = tokenizer_pairs(files, config, source.generation_config)
+        of_tokenizer, warnings = tokenizer_pairs(files, config, stated)
     warnings += unused
     if (reason := foreign_to_llama_cpp(config)) is not None:
         warnings.append(f"Karat reads the file, but llama.cpp does not: {reason}")
     if (difference := different_in_llama_cpp(config)) is not None:
         warnings.append(difference)
-    sampling, lost = sampling_values(source.generation_config or {})
+    sampling, lost = sampling_values((stated or {}) if with_sampling else {})
     if lost:
         warnings.append(f"GGUF does not carry {', '.join(lost)} of generation_config.json")
     return [*pairs, *((key, scalar(kind, value)) for key, kind, value in sampling), *of_tokenizer], warnings

@@ -19,7 +19,8 @@ from karat.text.schema_closing import OTHERS, Schema, referred, with_inner
 
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri unknown".split())
 MAX_WHOLE = 2**53  # the compiler reads numbers as float64, which has every integer up to this
-LEAST = -(2**63) + 1024  # the least integer that the compiler takes as a bound
+LEAST, MOST = -(2**63) + 1024, 2**63 - 1024  # the least and the largest number that the compiler takes as a bound
+_FAR = 10**17  # a bound beyond which needs one on the other side, too, for the compiler
 MAX_ARRANGED, MAX_CHOSEN = 4, 7  # unique items in any order, and in one order: 65 and 128 arrays
 NO_NAME: Mapping[str, Any] = {"enum": []}
 _SAY_NOTHING_OF_NAMES = ("type", "title", "description", "format")
@@ -304,15 +305,30 @@ def _round_bounds(schema: Schema) -> None:
             continue
         if value * outward <= 1 - 2**63:
             raise RequestError(
-                f"structured_outputs: json: {name}={shown(value)}: expected integers of 64 bits; write it as a text",
+                f"structured_outputs: json: {name}={shown(value)}: expected a number from -2^63 to 2^63; write it as a "
+                "text",
                 param="structured_outputs",
             )
         if outward < 0:
             value = max(value, LEAST)
+        elif schema.get("type") != "integer":
+            value = min(value, MOST)
         if abs(value) < 2**63 - 1 and int(float(value)) != value:
             near = float(value)
             value = int(near if (int(near) - value) * outward <= 0 else math.nextafter(near, -math.inf * outward))
         schema[name] = value
+    for own, others, added in (
+        (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"), MOST),
+        (("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum"), LEAST),
+    ):
+        bounds = [schema[name] for name in own if _is_number(schema.get(name))]
+        is_far = any(bound < -_FAR if added < 0 else bound > _FAR for bound in bounds)
+        if is_far and not any(_is_number(schema.get(name)) for name in others):
+            schema[others[0]] = added
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _fits(expression: str, name: str) -> bool:
