@@ -70,12 +70,16 @@ def test_killed_anywhere_it_goes_on(num_kills: int, tmp_path: Path) -> None:
         return subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE)
 
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    begun = time.monotonic()
-    assert started(whole).wait(300) == 0
-    took = time.monotonic() - begun
+    begun, running, journal = time.monotonic(), started(whole), tmp_path / "whole.jsonl.journal"
+    while running.poll() is None and not (journal.exists() and journal.stat().st_size > 40_000):
+        time.sleep(0.02)
+    start_s = time.monotonic() - begun  # until there are answers
+    assert running.wait(600) == 0
+    work_s = time.monotonic() - begun - start_s
     for _ in range(num_kills):
         running = started(cut)
-        time.sleep(random.uniform(0.2, 1.0) * max(took / 2, 1.5))
+        at_work = random.random() < 0.75
+        time.sleep(start_s + 2 * work_s / num_kills * random.random() if at_work else start_s * random.random())
         running.send_signal(signal.SIGKILL)
         assert running.wait(60) in (-signal.SIGKILL, 0)
     running = started(cut)

@@ -124,12 +124,24 @@ def application(**arguments: Any) -> Iterator[Application]:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    serve.start(http_options={"port": port})
     try:
+        _start_serve(port)
         deploy(**arguments)
         yield Application(f"http://127.0.0.1:{port}")
     finally:
         serve.shutdown()
+
+
+def _start_serve(port: int) -> None:
+    from ray import serve
+
+    for tries_left in (4, 3, 2, 1, 0):
+        try:
+            serve.start(proxy_location="HeadOnly", http_options={"port": port})
+            return
+        except TimeoutError:  # after a minute, and a busy machine may need more
+            if not tries_left:
+                raise
 
 
 def deploy(**arguments: Any) -> None:

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "240")
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+}
+for _name, _value in _SETTINGS.items():  # Ray reads them when it is imported
+    os.environ.setdefault(_name, _value)
 _PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 _STORE_BYTES = 100 << 20  # of shared memory, of which nothing here needs much
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from msgspec.structs import replace
 
@@ -48,6 +48,8 @@ from karat.request_record import Request
 from karat.text import ChatPrompt
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.events import ParsedAnswer
+
+T = TypeVar("T")
 
 
 class AsyncLLM:
@@ -561,7 +563,7 @@ def _name_of(model: object, path: Path) -> str:
     return path.stem if path.suffix == ".gguf" else path.name
 
 
-async def all_of(outputs: Iterable[Coroutine[Any, Any, RequestOutput]]) -> list[RequestOutput]:
+async def all_of(outputs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All results. The first error, or a cancellation, ends the others."""
     tasks = [asyncio.ensure_future(output) for output in outputs]
     try:

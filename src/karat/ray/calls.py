@@ -49,19 +49,21 @@ class Calls:
         )
         return made
 
-    async def answer(self, ask: Ask) -> AsyncGenerator[Told, None]:
-        """What a replica says, to its end. LostError as soon as it is lost. Where nobody listens any more, it ends."""
+    async def answer(self, ask: Ask, lost_s: float = LOST_S) -> AsyncGenerator[Told, None]:
+        """What a replica says, to its end. LostError as soon as it is lost, at the latest after `lost_s` seconds
+        without a word. Where nobody listens any more, it ends.
+        """
         response, replica, has_ended = self._answer.remote(_encode(ask)), None, False
         try:
             while True:
                 try:
-                    async with asyncio.timeout(LOST_S):
+                    async with asyncio.timeout(lost_s):
                         told = decoded(Told, await anext(response))
                 except StopAsyncIteration:
                     has_ended = True
                     return
                 except TimeoutError:
-                    raise LostError(replica, f"nothing came for {LOST_S:g} s") from None
+                    raise LostError(replica, f"nothing came for {lost_s:g} s") from None
                 except asyncio.CancelledError:
                     if (task := asyncio.current_task()) is None or task.cancelling():
                         raise

@@ -16,6 +16,7 @@ from karat.batch_files.journal import BatchAnswer
 from karat.engine.async_llm import AsyncLLM
 from karat.errors import ClientError, KaratError, UsageError
 from karat.http_client import FailedError
+from karat.ray.placement import stay
 from karat.server.settings import ServerSettings
 
 _AT_A_TIME = 4096  # calls of an actor
@@ -23,11 +24,22 @@ _CONNECT_S = 10
 
 
 class EngineActor:
-    """The class of the actors. The model is loaded by the first call; options are those of AsyncLLM."""
+    """The class of the actors. The model is loaded by the first call; options are those of AsyncLLM.
+
+    It is engine `number` of its host, with so many cores.
+    """
 
     def __init__(
-        self, model: str | None, options: Mapping[str, Any], settings: ServerSettings, *, receipts: bool
+        self,
+        model: str | None,
+        options: Mapping[str, Any],
+        settings: ServerSettings,
+        *,
+        receipts: bool,
+        number: int,
+        cores: int,
     ) -> None:
+        stay(number, cores)
         self._open = partial(AsyncLLM.open, model, **options)
         self._settings, self._receipts = settings, receipts
         self._lock = asyncio.Lock()
@@ -123,7 +135,7 @@ def engines(
             threads = {"threads": each} if "threads" not in options else {}
             actor = kind.options(
                 num_cpus=each, max_restarts=-1, max_concurrency=_AT_A_TIME, scheduling_strategy=near
-            ).remote(model, {**options, **threads}, settings, receipts=receipts)
+            ).remote(model, {**options, **threads}, settings, receipts=receipts, number=number, cores=each)
             places.append(ActorPlace(actor, f"engine {number} on {node['NodeManagerAddress']}"))
     if not places:
         raise UsageError(f"no node of the cluster has {cores or 1} cores; say fewer with --cores-each")

@@ -20,19 +20,20 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from karat.engine.async_llm import all_of
 from karat.engine.receipts.comparing import Compare
 from karat.engine.receipts.verifying import ReplayCommand
 from karat.engine.remote.messages import Abort, ComparisonEnded, EngineFailed, Open, Ready, Replayed, Stepped, ToEngine
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.engine.stats import EngineStats
 from karat.errors import DamageError, EngineDiedError, KaratError, packed
-from karat.ray.calls import Calls, LostError
+from karat.ray.calls import LOST_S, Calls, LostError
 from karat.ray.held_answer import AnswerPart, HeldAnswer
 from karat.ray.messages import Ask, prefix_of
 from karat.receipts.fingerprint import Computing, Fingerprint, StoredModel
 from karat.request_record import Request
 
-_MOST_IN_VAIN = 3  # replicas lost one after the other, without a token
+_MOST_IN_VAIN = 5  # replicas lost one after the other, without a token
 _SHUN_S = 10.0  # for which a replica that was lost is asked last
 _log = logging.getLogger("karat.server")
 _encode = msgspec.msgpack.Encoder().encode
@@ -143,37 +144,42 @@ class Fleet:
             self._say(RequestUpdate(request.request_id, (), ended=True, refused=packed(error)))
 
     async def _follow(self, held: HeldAnswer, part: AnswerPart) -> None:
-        """Bring a part of an answer to its end, whichever replicas are lost."""
+        """Bring a part of an answer to its end, whichever replicas are lost.
+
+        After each one that gave no token the next has twice the time to say something: perhaps the machines are busy.
+        """
         lost, tried, in_vain, before = list[str](), 0, 0, held.num_tokens
         while True:
+            patience_s = LOST_S * 2 ** min(in_vain + tried, _MOST_IN_VAIN)
             try:
-                await self._follow_at_one(held, part, lost, tried)
+                await self._follow_at_one(held, part, lost, tried, patience_s)
                 return
             except LostError as error:
-                in_vain = 1 if held.num_tokens > before else in_vain + 1
-                before = held.num_tokens
+                has_come, before = held.num_tokens > before, held.num_tokens
                 _log.warning("replica %s is lost after %d tokens: %s", error.replica or "?", before, error)
                 if error.replica is None:
-                    tried, in_vain = tried + 1, in_vain - 1  # perhaps there is none yet
+                    tried += 1  # perhaps there is none yet: then there is no end to waiting
                 else:
+                    in_vain = 1 if has_come else in_vain + 1
                     lost.append(error.replica)
                     self._shunned[error.replica] = self._calls.loop.time() + _SHUN_S
                 if in_vain > _MOST_IN_VAIN:
-                    raise EngineDiedError(
-                        f"{in_vain} replicas died or said nothing one after the other; {error}"
-                    ) from None
+                    said = f"{in_vain} replicas died or said nothing, one after the other; {error}"
+                    raise EngineDiedError(said) from None
             rest = held.rest(part)
             if len(rest) != 1:
-                await asyncio.gather(*(self._follow(held, each) for each in rest))
+                await all_of(self._follow(held, each) for each in rest)
                 return
             part = rest[0]
 
-    async def _follow_at_one(self, held: HeldAnswer, part: AnswerPart, lost: list[str], tried: int) -> None:
+    async def _follow_at_one(
+        self, held: HeldAnswer, part: AnswerPart, lost: list[str], tried: int, patience_s: float
+    ) -> None:
         """LostError unless the part comes to its end."""
         request = replace(part.request, request_id=secrets.token_hex(8))  # two parts may come to one replica
         ask, replica = self._ask(request, _encode(request), lost, tried), None
         try:
-            async with aclosing(self._calls.answer(ask)) as telling:
+            async with aclosing(self._calls.answer(ask, patience_s)) as telling:
                 async for told in telling:
                     if replica is None:
                         replica = told.replica

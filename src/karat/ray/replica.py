@@ -14,12 +14,13 @@ from karat.errors import EngineDiedError, KaratError, UsageError, packed
 from karat.outputs import RequestOutput
 from karat.ray.arguments import Arguments, read_arguments
 from karat.ray.messages import Ask, Command, Told, decoded
+from karat.ray.placement import stay
 from karat.ray.router import CACHE_TOKENS
 from karat.ray.scaling import QUEUED_TOKENS
 from karat.request_record import Request
 
 BEAT_S = 0.25  # a stream says something at least that often
-_PAUSE_S = 0.01  # between two messages of a stream: what comes meanwhile is one message
+_PAUSE_S = 0.04  # between two messages of a stream, which cost a millisecond each: what comes meanwhile is one
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -28,8 +29,11 @@ class Replica:
 
     async def __init__(self, arguments: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
         given: Arguments = read_arguments(arguments)
+        context = serve.get_replica_context()
+        if given.cores is not None:
+            stay(context.rank.local_rank, given.cores)
         self._llm = await AsyncLLM.open(given.model, max_queue=given.max_queue, **given.engine_options())
-        self._name: str = serve.get_replica_context().replica_id.unique_id
+        self._name: str = context.replica_id.unique_id
         self._num_queued_tokens = 0
         self._fingerprint = (
             await self._llm.fingerprint()
@@ -78,10 +82,10 @@ class Replica:
                     async with asyncio.timeout(BEAT_S):
                         await stirred.wait()
                 stirred.clear()
-                await asyncio.sleep(_PAUSE_S)
                 has_ended = following.done()
                 updates, kept[:] = [*kept, *_refusal(following)], []
                 yield await self._told(updates)
+                await asyncio.sleep(0 if has_ended else _PAUSE_S)
         finally:
             self._num_queued_tokens -= num_queued
             following.cancel()
