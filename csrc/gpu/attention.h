@@ -290,7 +290,7 @@ void launch_splits(Device& device, const AttentionShape& a) {
 // Merges the splits of one token and query head, in order. Each thread has some dimensions, and the totals besides.
 struct AttendMerge {
     static constexpr bool kIsShort = true;
-    static constexpr int kThreads = 128, kTogether = 8;  // splits that are read at once
+    static constexpr int kThreads = 128;
     AttentionShape a;
 
     Grid grid() const { return {a.num_tokens, a.num_heads, kThreads, 0}; }
@@ -305,25 +305,14 @@ struct AttendMerge {
             for (int d = thread; d < dim; d += kThreads) {
                 const float* part = a.part(token, head, first);
                 float sum = part[d], total = part[dim], top = part[dim + 1];
-                for (int split = first + 1; split <= last; split += kTogether) {
-                    float sums[kTogether], totals[kTogether], tops[kTogether];
-#pragma unroll
-                    for (int i = 0; i < kTogether; ++i) {
-                        part = a.part(token, head, split + i <= last ? split + i : last);
-                        sums[i] = part[d];
-                        totals[i] = part[dim];
-                        tops[i] = part[dim + 1];
-                    }
-#pragma unroll
-                    for (int i = 0; i < kTogether; ++i) {
-                        if (split + i > last) break;
-                        const float largest = top < tops[i] ? tops[i] : top;
-                        const float of_sum = exp_of_no_positive(top - largest);
-                        const float of_part = exp_of_no_positive(tops[i] - largest);
-                        sum = fma(sum, of_sum, sums[i] * of_part);
-                        total = fma(total, of_sum, totals[i] * of_part);
-                        top = largest;
-                    }
+                for (int split = first + 1; split <= last; ++split) {
+                    part = a.part(token, head, split);
+                    const float next = part[dim + 1], largest = top < next ? next : top;
+                    const float of_sum = exp_of_no_positive(top - largest);
+                    const float of_part = exp_of_no_positive(next - largest);
+                    sum = fma(sum, of_sum, part[d] * of_part);
+                    total = fma(total, of_sum, part[dim] * of_part);
+                    top = largest;
                 }
                 out[d] = sum / total;
             }

@@ -15,10 +15,9 @@ namespace karat::gpu {
 
 // What changes no bit: bytes of weights in a chunk, how many chunks there is room for, and how far weights are asked
 // for ahead.
-struct FloatPace { int chunk_bytes = 32768, stages = 3, blocks_of_core = 1, before_bytes = 65536; };
-constexpr FloatPace pace_of_floats(int tokens) { return {.blocks_of_core = tokens == 1 ? 2 : 1}; }
+struct FloatPace { int chunk_bytes = 32768, stages = 3, blocks_of_core = 2, before_bytes = 65536; };
 
-template <class Fmt, int kTokens, FloatPace kPace = pace_of_floats(kTokens)>
+template <class Fmt, int kTokens, FloatPace kPace = FloatPace{}>
 struct FloatFew {
     static constexpr int kWarps = 8, kChainThreads = 32 * kWarps, kCopyThreads = 128, kStages = kPace.stages;
     static constexpr int kThreads = kChainThreads + kCopyThreads;
@@ -44,12 +43,13 @@ struct FloatFew {
     KARAT_INLINE void ahead(Cta& cta) const {
         if (a.chosen.matrices) return;  // those launches choose
         const RowsOfBlock rows(a, cta.x(), 0, static_cast<std::size_t>(a.columns) * Fmt::kBytes);
-        const int streams = 1 << stream_bits_of(a.tokens < kTokens ? a.tokens : kTokens),
-                  most = kPace.before_bytes / kRowBytes / streams;
+        const int stream_bits = stream_bits_of(a.tokens < kTokens ? a.tokens : kTokens), streams = 1 << stream_bits;
+        const int leaves_of_stream = a.num_leaves >> stream_bits, most = kPace.before_bytes / kRowBytes >> stream_bits;
         cta.each([&](int thread) {
             const int stream = thread / 32;
             if (stream >= streams) return;
-            const int begin = begin_of(stream, streams), end = begin_of(stream + 1, streams);
+            const int begin = first_column(stream * leaves_of_stream);
+            const int end = first_column((stream + 1) * leaves_of_stream);
             rows.prefetch(cta, begin, begin + most < end ? begin + most : end, Fmt::kBytes, thread % 32, 32);
         });
     }
@@ -62,10 +62,10 @@ struct FloatFew {
         if (!rows.panel) return;
         const int first_row = a.x_row(first_token);  // of x, and those of the other tokens follow
         const int tokens = left < kTokens ? left : kTokens;
-        const int stream_bits = stream_bits_of(tokens), streams = 1 << stream_bits;
-        const int of_stream_bits = log2_of(kColumns) - stream_bits;
+        int streams = 1, of_stream_bits = log2_of(kColumns);  // in this form nvcc takes 76 registers; as in ahead, 147
+        for (; 2 * streams * tokens <= kWarps && 2 * streams <= a.num_leaves; streams *= 2) --of_stream_bits;
         const int of_stream = 1 << of_stream_bits, leaves_of_stream = a.num_leaves / streams;
-        const auto begin_of = [&](int stream) { return this->begin_of(stream, streams); };
+        const auto begin_of = [&](int stream) { return first_column(stream * leaves_of_stream); };
         int longest = 0;
         for (int stream = 0; stream < streams; ++stream) {
             const int columns = begin_of(stream + 1) - begin_of(stream);
@@ -117,7 +117,7 @@ struct FloatFew {
         const auto each_chain = [&](const auto& f) {
             cta.each([&](int thread) {
                 const int row = thread % 32, warp = thread / 32, stream = warp & (streams - 1),
-                          token = warp >> stream_bits;
+                          token = warp >> (log2_of(kColumns) - of_stream_bits);
                 if (warp < kWarps && token < tokens && row < rows.count) f(thread, row, token, stream);
             });
         };
@@ -174,10 +174,7 @@ private:
         while ((2 << bits) * tokens <= kWarps && 2 << bits <= a.num_leaves) ++bits;
         return bits;
     }
-    // Its first column.
-    KARAT_INLINE int begin_of(int stream, int streams) const {
-        return stream ? a.leaf_ends[stream * (a.num_leaves / streams) - 1] : 0;
-    }
+    KARAT_INLINE int first_column(int leaf) const { return leaf ? a.leaf_ends[leaf - 1] : 0; }
     static constexpr KARAT_INLINE int log2_of(int n) { return n == 1 ? 0 : 1 + log2_of(n / 2); }
 
     using Stored = std::conditional_t<Fmt::kBytes == 4, std::uint32_t, std::uint16_t>;

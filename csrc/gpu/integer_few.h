@@ -23,7 +23,8 @@ namespace karat::gpu {
 struct IntegerPace { int warps, at_once, ahead_bytes, blocks_of_core, before_bytes = 65536; };
 template <class Fmt>
 constexpr IntegerPace pace_of_integers(int tokens) {  // sub-blocks of 16 columns take more registers
-    return {Fmt::kSub == 16 ? 16 : 12, Fmt::kSub == 16 ? 1 : 2, 24576, tokens == 1 ? 2 : 1};
+    if (Fmt::kSub == 16) return {16, 1, 24576, tokens == 1 ? 2 : 1};
+    return {tokens == 1 ? 12 : 8, 2, 24576, 2};
 }
 
 template <class Fmt, int kDigits, int kTokens, IntegerPace kPace = pace_of_integers<Fmt>(kTokens)>

@@ -110,9 +110,9 @@ MISTAKES = {
         "        if (!MISTAKE) cta.sync();\n        each_chain(",
     ),
     "an inner sum in another order": (
-        "elementwise.h",
-        "lanes.set(l, lanes.get(l) + lanes.get(l + half));",
-        "lanes.set(l, lanes.get(MISTAKE ? 2 * l : l) + lanes.get(MISTAKE ? 2 * l + 1 : l + half));",
+        "simt.h",
+        "lanes[lane] = lanes[lane] + lanes[lane + kHalf];",
+        "lanes[lane] = lanes[MISTAKE ? 2 * lane : lane] + lanes[MISTAKE ? 2 * lane + 1 : lane + kHalf];",
     ),
     "SwiGLU as a product": (
         "elementwise.h",
@@ -131,9 +131,8 @@ MISTAKES = {
     ),
     "no barrier before weights are read": (
         "attention.h",
-        "a.part(token, first_head + row, split)[dim + 1] = top;\n            }\n        });\n        cta.sync();",
-        "a.part(token, first_head + row, split)[dim + 1] = top;\n            }\n        });\n"
-        "        if (!MISTAKE) cta.sync();",
+        "cta.template wait<kStages - 2>();\n            cta.sync();",
+        "cta.template wait<kStages - 2>();\n            if (!MISTAKE) cta.sync();",
     ),
     "a merge that forgets a scale": (
         "attention.h",
