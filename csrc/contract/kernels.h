@@ -106,7 +106,7 @@ struct Routing {
 // Causal attention, softmax(q · k * scale) v over the keys at positions [max(0, p + 1 - window), p] of a token at p.
 // Query head h reads KV head (first_head + h) / group_heads: the first and the last group may be cut.
 //   keys are cut at absolute positions 0, 256, 512 …; within a split, with lanes by position modulo 16:
-//     score[j]  = (chain of fma(q[d], k[j, d], score) from 0) * scale
+//     score[j]  = (chain of fma(q[d], k[j, d], score) from 0) * scale; with a cap as soft_cap has it
 //     top       = the largest visible score
 //     weight[j] = exp(score[j] - top)
 //     total     = lanes' chains of weight[j], then folded in halves
@@ -125,7 +125,8 @@ struct AttentionArgs {
     float scale;
     std::size_t window;  // 0: all
     const float* sinks;  // null, or [heads]
-    float* scores;       // null, or [heads, tokens of sequence score_seq, its context] of scaled scores, for observers
+    float cap;           // 0: none
+    float* scores;       // null, or [heads, tokens of sequence score_seq, its context] of these scores, for observers
     std::size_t score_seq;
 };
 
@@ -168,12 +169,14 @@ struct DeltaRuleArgs {
     X(rms_norm)          \
     X(l2_norm)           \
     X(silu_mul)          \
+    X(gelu_mul)          \
     X(clamped_mul)       \
     X(sigmoid_mul)       \
     X(add)               \
     X(mul)               \
     X(sigmoid)           \
     X(scale)             \
+    X(soft_cap)          \
     X(rope)              \
     X(kv_write)          \
     X(route)             \
@@ -187,6 +190,8 @@ struct DeltaRuleArgs {
 #define KARAT_ARRANGED_KERNELS(X) \
     X(linear)                     \
     X(linear_both)
+
+using GatedUnit = void (*)(const float* gate, const float* up, float* out, std::size_t n);
 
 struct Kernels {
     // `attention` unpacks a key once for this many rows (query heads of tokens). A plan cuts tokens into items of this
@@ -217,7 +222,12 @@ struct Kernels {
     void (*l2_norm)(const float* x, double eps, float factor, float* out, std::size_t rows, std::size_t n);
 
     // out[i] = (gate[i] / (1 + exp(-gate[i]))) * up[i]
-    void (*silu_mul)(const float* gate, const float* up, float* out, std::size_t n);
+    GatedUnit silu_mul;
+
+    // GELU by tanh: g / 2 * (1 + tanh(c (g + 0.044715 g³))) = g / (1 + exp(-2 c (g + 0.044715 g³))), c = sqrt(2 / pi)
+    //   out[i] = (g / (1 + exp(g * fma(g * g, -0x1.2444f2p-4, -0x1.988454p+0)))) * up[i], g = gate[i]
+    // The quotient is within 2^-23 · |g| of GELU.
+    GatedUnit gelu_mul;
 
     // g = the smaller of gate[i] and limit; u = up[i], at least -limit and at most limit; NaN stays NaN
     // out[i] = (g / (1 + exp(-(alpha * g)))) * (u + 1)
@@ -237,6 +247,11 @@ struct Kernels {
 
     // out[i] = x[i] * factor
     void (*scale)(const float* x, float factor, float* out, std::size_t n);
+
+    // out[i] = cap * tanh(x[i] / cap), cap > 0. With y = x[i] / cap, tanh is within 2 units in the last place:
+    //   |y| < 0.625:  fma(y * z, polynomial in z, y), z = y * y (simd/tanh.h)
+    //   others:       1 - 2 / (exp(2 |y|) + 1), with the sign of y
+    void (*soft_cap)(const float* x, float cap, float* out, std::size_t n);
 
     // Rotary embedding: x, out [tokens, heads, head_dim]; cos and sin [positions, half]. The first 2 * half elements of
     // a head are turned, the others are copied.

@@ -2,6 +2,7 @@
 #include "kernels/attention.h"
 
 #include "simd/exp.h"
+#include "simd/tanh.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
@@ -115,6 +116,15 @@ void write_out(const Rows& rows, std::size_t row, const float* sum, std::size_t 
 }
 
 }  // namespace
+
+void cap_scores(const AttentionScratch& s, std::size_t rows, float cap) {
+    if (cap == 0.0f) return;
+    for (std::size_t r = 0; r < rows; ++r) {
+        float* scores = s.weights + r * kSplitKeys;
+        for (std::size_t j = s.from[r] / kLanes * kLanes; j < s.to[r]; j += kLanes)
+            store(scores + j, capped(load(scores + j), set1(cap)));
+    }
+}
 
 void scores_to_weights(const AttentionScratch& s, std::size_t rows) {
     for (std::size_t r = 0; r < rows; ++r) {

@@ -122,6 +122,9 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
 void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::size_t count, std::size_t index,
                   const AttentionScratch& s);
 
+// Caps the visible scores of the first `rows` rows, if there is a cap.
+void cap_scores(const AttentionScratch& s, std::size_t rows, float cap);
+
 // Turns the scores of the first `rows` rows into weights exp(score - top), in place. Total and top are stored behind
 // each row's part.
 void scores_to_weights(const AttentionScratch& s, std::size_t rows);

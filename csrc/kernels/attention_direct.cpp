@@ -158,6 +158,7 @@ void direct_split(const Rows& rows, const Keys& keys, std::size_t first, std::si
     with_reader(rows.a.cache.type, [&](auto from) {
         const Direct<decltype(from)> direct(keys, s, rows.a.q + rows.offset(first), count, start, s.from[0], s.to[0]);
         direct.scores();
+        cap_scores(s, count, rows.a.cap);
         copy_scores_out(rows, keys, first, count, start, s);
         scores_to_weights(s, count);
         direct.values();

@@ -127,6 +127,7 @@ void tiled_split(const Rows& rows, const Keys& keys, std::size_t first, std::siz
                                                             rows.a.scale, s.weights + r0 * kSplitKeys + j});
         }
     }
+    cap_scores(s, count, rows.a.cap);
     copy_scores_out(rows, keys, first, count, start, s);
     for (std::size_t r = 0; r < count; ++r)
         for (std::size_t d = 0; d < s.padded + kPartStats; d += kLanes) store(s.part_of(r) + d, zero());

@@ -28,12 +28,13 @@ private:
 // A rule joins an op and the one that follows it: it changes `first` to compute both, or returns false. It is about a
 // pair of types, so it asks for the types: a virtual function would put a part of the rule into each of two ops.
 
-// SwiGLU of gate and up is computed a panel at a time, while both are in the second-level cache.
+// A gated unit of gate and up is computed a panel at a time, while both are in the second-level cache.
 bool swiglu_into_gate_and_up(Op& first, const Op& second, const Readers& readers) {
     auto* const linear = dynamic_cast<LinearOp*>(&first);
-    const auto* const swiglu = dynamic_cast<const SiluMulOp*>(&second);
+    const auto* const swiglu = dynamic_cast<const GatedUnitOp*>(&second);
     if (!linear || !swiglu || linear->out != swiglu->reads()) return false;
     linear->act = swiglu->out;
+    linear->act_kernel = swiglu->kernel;
     linear->only_for_act = readers.of(swiglu->x) == 1 && readers.of(swiglu->y) == 1;
     return true;
 }

@@ -285,7 +285,7 @@ NB_MODULE(_native, m) {
                std::size_t width) { return record::gather(self, transport(group), x, first, width); },
             nb::arg("group"), nb::arg("x"), nb::arg("first"), nb::arg("width"))
         .def("attention", &record::attention, nb::arg("q"), nb::arg("cache"), nb::arg("scale"), nb::arg("window"),
-             nb::arg("group_heads"), nb::arg("first_head"), nb::arg("sinks").none())
+             nb::arg("group_heads"), nb::arg("first_head"), nb::arg("sinks").none(), nb::arg("cap"))
         .def("split", &record::split, nb::arg("x"), nb::arg("widths"), nb::arg("groups"))
         .def("l2_norm", &record::l2_norm, nb::arg("x"), nb::arg("size"), nb::arg("eps"), nb::arg("factor"))
         .def("causal_conv", &record::causal_conv, nb::arg("x"), nb::arg("weight"), nb::arg("state"),

@@ -16,8 +16,13 @@ from tests.support.conformance import F, batch_of, check, draw, every_executor, 
 from tests.support.drawn import examples
 
 
-def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, sinks: Any) -> Any:
+def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, sinks: Any, cap: float | None = None) -> Any:
     """Attention of q, k, v [heads, tokens or keys, head_dim]. A sink is one more key, of zeros, as is its value."""
+    if cap is not None:
+        scores = (cap * torch.tanh(q @ k.transpose(1, 2) * scale / cap)).masked_fill(~mask, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, exact(sinks)[:, None, None].expand(-1, len(mask), 1)), dim=-1)
+        return torch.softmax(scores, dim=-1)[..., : k.shape[1]] @ v
     if sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     zero = torch.zeros(len(k), 1, k.shape[-1], dtype=torch.float64)
@@ -33,7 +38,7 @@ def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, sinks: Any) -> Any
 def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, group: int, half: int, seed: int) -> None:
     """Against scaled_dot_product_attention with an explicit mask; slots that do not count hold NaN.
 
-    The first and the last group of heads may be cut, as on a rank. There may be sinks.
+    The first and the last group of heads may be cut, as on a rank. There may be sinks, and a cap.
     """
     lens = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
     new = [data.draw(st.integers(1, n)) for n in lens]
@@ -52,6 +57,7 @@ def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, grou
         ]
     )
     sinks = draw(seed, (heads,), dtype="float32")[0] * 4 if data.draw(st.booleans()) else None
+    cap = data.draw(st.none() | st.floats(0.5, 20))
     stale = np.full((152, kv_heads, d), np.nan, ops.dtype)
     ops.kv_write(stale, stale, cache, ops.begin(batch_of([152], [152])))
     total = sum(lens)
@@ -69,6 +75,7 @@ def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, grou
         name="a.b",
         groups=groups,
         sinks=None if sinks is None else load(ops, sinks),
+        cap=cap,
     )
     got = ops.read(ops.apply(op))
     ops.apply(replace(op, observe=lambda what, values: seen.append(values) if what == "weights" else None))
@@ -83,6 +90,7 @@ def test_paged_attention(ops: Executor, data: st.DataObject, kv_heads: int, grou
             mask,
             0.37,
             sinks,
+            cap,
         )
         want = want.transpose(0, 1).reshape(m, heads * d)
         observed = torch.from_numpy(np.asarray(seen[i], np.float64)) @ exact(v[part]).transpose(0, 1)[read_by]
@@ -99,7 +107,8 @@ def test_attention_over_thousands_of_keys(ops: Executor, window: int | None) -> 
     """A step of one token, a chunk and a whole text, of which some tokens see more than 4,000 keys.
 
     Weights add up to 1, so rounding errors of weight * V add up to those of one product. The bound: 32 of them, and
-    d + 8 for each score. Scores are about 8 at most here, and so are sinks, which there are beside the window.
+    d + 8 for each score. Scores are about 8 at most here, and so are sinks, which there are beside the window; so is a
+    cap.
     """
     lens, new, heads, kv_heads, d = [4099, 3000, 300], [1, 70, 300], 6, 2, 16
     spec = CacheSpec(
@@ -109,19 +118,19 @@ def test_attention_over_thousands_of_keys(ops: Executor, window: int | None) -> 
     everything, step_batch = (batch_of(lens, counts, block_size=16, seed=3) for counts in (lens, new))
     q, k, v = draw(5, (sum(lens), heads, d), (sum(lens), kv_heads, d), (sum(lens), kv_heads, d), dtype=ops.dtype)
     sinks = None if window is None else np.linspace(-8, 8, heads, dtype=np.float32)
-    held = None if sinks is None else load(ops, sinks)
+    held, cap = None if sinks is None else load(ops, sinks), None if window is None else 5.0
     ops.kv_write(k, v, cache, ops.begin(everything))
     starts = np.concatenate(([0], np.cumsum(lens)))
     rows = np.concatenate([np.arange(starts[i + 1] - new[i], starts[i + 1]) for i in range(len(lens))])
     step = ops.begin(step_batch)
-    got = ops.read(ops.paged_attention(q[rows], cache, step, scale=0.25, window=window, name="op", sinks=held))
+    got = ops.read(ops.paged_attention(q[rows], cache, step, scale=0.25, window=window, name="op", sinks=held, cap=cap))
     at = 0
     for i, (n, m) in enumerate(zip(lens, new, strict=True)):
         part = slice(starts[i], starts[i + 1])
         query, key = torch.arange(n - m, n)[:, None], torch.arange(n)[None, :]
         mask = (key <= query) & (key > query - (window or n + 1))
         read = [exact(x[part]).transpose(0, 1).repeat_interleave(heads // kv_heads, dim=0) for x in (k, v)]
-        want = attended(exact(q[part][n - m :]).transpose(0, 1), *read, mask, 0.25, sinks)
+        want = attended(exact(q[part][n - m :]).transpose(0, 1), *read, mask, 0.25, sinks, cap)
         want = want.transpose(0, 1).reshape(m, heads * d)
         check(ops, got[at : at + m], want, (32 + 8 * (d + 8)) * np.abs(v).max())
         at += m

@@ -111,6 +111,27 @@ def test_silu_mul(ops: Executor, rows: int, n: int, scale: float, seed: int) -> 
 
 
 @every_executor
+@given(rows=sizes, n=sizes, scale=st.sampled_from([0.1, 1.0, 30.0, 3000.0]), seed=seeds)
+@example(rows=2051, n=70, scale=1.0, seed=1)
+def test_gelu_mul(ops: Executor, rows: int, n: int, scale: float, seed: int) -> None:
+    """Where gate is far below 0, gelu is the small difference of 1 and a tanh: the bound is relative to gate."""
+    gate, up = draw(seed, (rows, n), (rows, n), dtype=ops.dtype)
+    gate = gate * np.dtype(ops.dtype).type(scale)
+    want = F.gelu(exact(gate), approximate="tanh") * exact(up)
+    check(ops, ops.gelu_mul(gate, up, name="op"), want, 8 * np.abs(gate * up) + np.finfo(ops.dtype).tiny)
+
+
+@every_executor
+@given(rows=sizes, n=sizes, scale=st.sampled_from([0.1, 1.0, 30.0, 3000.0]), cap=st.floats(0.01, 100), seed=seeds)
+@example(rows=2051, n=70, scale=30.0, cap=50.0, seed=1)
+def test_soft_cap(ops: Executor, rows: int, n: int, scale: float, cap: float, seed: int) -> None:
+    (x,) = draw(seed, (rows, n), dtype=ops.dtype)
+    x = x * np.dtype(ops.dtype).type(scale)
+    want = cap * torch.tanh(exact(x) / cap)
+    check(ops, ops.soft_cap(x, cap, name="op"), want, 8 * np.abs(want.numpy()) + np.finfo(ops.dtype).tiny)
+
+
+@every_executor
 @given(
     rows=sizes,
     gates=sizes,

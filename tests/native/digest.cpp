@@ -118,6 +118,10 @@ void elementwise(const Kernels& kernels) {
     out.resize(x.size());
     kernels.silu_mul(x.data(), ones.data(), out.data(), x.size());
     print("silu", out.data(), out.size());
+    kernels.gelu_mul(x.data(), ones.data(), out.data(), x.size());
+    print("gelu", out.data(), out.size());
+    kernels.soft_cap(x.data(), 30.0f, out.data(), x.size());
+    print("soft cap", out.data(), out.size());
     kernels.clamped_mul(x.data(), ones.data(), 7.0f, 1.702f, out.data(), x.size());
     print("clamped, of gates", out.data(), out.size());
     kernels.clamped_mul(ones.data(), x.data(), 7.0f, 1.702f, out.data(), x.size());
@@ -353,8 +357,8 @@ void model(const Kernels& kernels, const IntegerKernels& integers, int threads, 
         const Register q = record::rope(plan, record::rms_norm(plan, qkv[0], q_norm, 1e-6, false), table, kDim);
         const auto cache = std::make_shared<const LayerCache>(LayerCache{owner, layer, 0, layer});
         record::kv_write(plan, record::rope(plan, qkv[1], table, kDim), qkv[2], cache);
-        const Register attended =
-            record::attention(plan, q, cache, 0.2f, window, kHeads / kKvHeads, 0, window ? vector(kHeads, 9) : nullptr);
+        const Register attended = record::attention(plan, q, cache, 0.2f, window, kHeads / kKvHeads, 0,
+                                                    window ? vector(kHeads, 9) : nullptr, window ? 2.0f : 0.0f);
         x = record::add(plan, x, record::linear(plan, attended, {o}, {nullptr}, leaves(kHeads * kDim, 4, kDim))[0]);
         const auto both = record::linear(plan, record::rms_norm(plan, x, between, 1e-6, false), gate_up,
                                          {nullptr, nullptr}, one_leaf);

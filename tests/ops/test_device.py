@@ -26,12 +26,14 @@ from karat.ops.api import (
     Decay,
     DeltaRule,
     GatherColumns,
+    GeluMul,
     HeadGroups,
     L2Norm,
     Mul,
     PagedAttention,
     Routing,
     Sigmoid,
+    SoftCap,
     Split,
 )
 from karat.ops.device import EmulatedOps, missing
@@ -326,7 +328,8 @@ def test_the_first_of_the_largest_logits() -> None:
 
 def test_every_op_has_a_function_or_is_refused_by_name() -> None:
     """Or is told apart before: attention by its observer, columns by DeviceOps, which exchanges them between ranks."""
-    assert {*OPS} - {*device_ops._FUNCTIONS, *device_ops._WITH_DIGITS} == {PagedAttention, GatherColumns} | RECURRENT
+    told_apart = {PagedAttention, GatherColumns, GeluMul, SoftCap} | RECURRENT
+    assert {*OPS} - {*device_ops._FUNCTIONS, *device_ops._WITH_DIGITS} == told_apart
     ops, x = both()[1], np.ones((2, 4), np.float32)
     with pytest.raises(ExecutorError, match="Sigmoid: a GPU has no kernels for this op yet"):
         ops.sigmoid(x, name="gate")
@@ -426,13 +429,15 @@ def test_without_the_module_the_error_says_how_to_get_it(monkeypatch: pytest.Mon
     device._imported.cache_clear()
 
 
-def test_sinks_and_clamped_experts_are_refused_by_name() -> None:
+def test_sinks_caps_and_clamped_experts_are_refused_by_name() -> None:
     ops = both()[1]
     spec = CacheSpec(layers=(0,), num_blocks=1, block_size=16, num_kv_heads=2, k_dim=8, v_dim=8, dtype="float16")
     cache, q = ops.new_cache([spec])[0][0], np.ones((1, 2, 8), np.float32)
     given: dict[str, Any] = {"scale": 1.0, "window": None, "sinks": ops.load(vector(np.ones(2, np.float32)))}
     with pytest.raises(ExecutorError, match=r"^op: a GPU has no kernels for sinks yet"):
         ops.paged_attention(q, cache, plain_batch([0]), name="op", **given)
+    with pytest.raises(ExecutorError, match=r"^op: a GPU has no kernels for cap yet"):
+        ops.paged_attention(q, cache, plain_batch([0]), name="op", **given | {"sinks": None, "cap": 50.0})
     rng = rng_of()
     gate, up, down = (ops.load(random_blocks("Q8_0", 32, 32, rng)) for _ in range(3))
     ids, x = np.zeros((1, 1), np.int32), np.ones((1, 32), np.float32)

@@ -45,6 +45,10 @@ def swiglu(plan: Any, x: int, y: int) -> int:
     return int(plan.silu_mul(*linear(plan, x, 1, 2)))
 
 
+def geglu(plan: Any, x: int, y: int) -> int:
+    return int(plan.gelu_mul(*linear(plan, x, 1, 2)))
+
+
 def residual(plan: Any, x: int, y: int) -> int:
     return int(plan.add(y, *linear(plan, x, 1)))
 
@@ -59,6 +63,7 @@ def residual_over_ranks(plan: Any, x: int, y: int) -> int:
 
 FUSED: dict[Recording, tuple[str, list[str]]] = {
     swiglu: ("swiglu_into_gate_and_up", ["linear"]),
+    geglu: ("swiglu_into_gate_and_up", ["linear"]),
     residual: ("residual_into_linear", ["linear"]),
     residual_of_blocks: ("residual_into_linear", ["quantise", "linear"]),
     residual_over_ranks: ("residual_into_all_reduce", ["linear", "all_reduce"]),
@@ -120,7 +125,7 @@ def test_a_rule_joins_what_it_is_for(recording: Recording) -> None:
 @pytest.mark.parametrize("recording", FUSED, ids=lambda call: call.__name__)
 def test_without_fusing_each_call_is_an_op_of_its_own(recording: Recording) -> None:
     plan, _ = recorded(recording, fusing=False)
-    (last,) = {"swiglu": ["silu_mul"]}.get(recording.__name__, ["add"])
+    (last,) = {"swiglu": ["silu_mul"], "geglu": ["gelu_mul"]}.get(recording.__name__, ["add"])
     assert (plan.fused, plan.op_names) == ([], [*FUSED[recording][1], last])
 
 

@@ -92,7 +92,8 @@ def test_frequencies_equal_transformers(index: int) -> None:
     theirs = LlamaRotaryEmbedding(
         LlamaConfig(hidden_size=2 * head_dim, num_attention_heads=2, head_dim=head_dim, rope_parameters=raw)
     )
-    from karat.models.reader import ConfigReader, read_rope
+    from karat.models.reader import ConfigReader
+    from karat.models.ropes import read_rope
 
     rope = read_rope(ConfigReader({"rope_parameters": raw}), 512)
     ours = inverse_frequencies(rope, head_dim)

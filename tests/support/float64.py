@@ -7,6 +7,7 @@ is float32, too, and of its logarithm the same is true.
 """
 
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -35,16 +36,18 @@ class Widen(TorchFunctionMode):
 class InFloat64:
     """Context in which `model` (converted by `.double()`) computes without a float32 island.
 
-    Of a model with several in it, the text model.
+    Of a model with several in it, the text model. `frequencies` are those of all layers, or of each kind of them.
     """
 
-    def __init__(self, model: Any, frequencies: NDArray[np.float32]) -> None:
+    def __init__(self, model: Any, frequencies: NDArray[np.float32] | Mapping[str, NDArray[np.float32]]) -> None:
         base = getattr(model.model, "language_model", model.model)
         self._rotary = base.pos_emb if hasattr(base, "pos_emb") else base.rotary_emb
-        theirs = type(self._rotary)(base.config).inv_freq.numpy()
-        assert theirs.dtype == np.float32
-        assert np.abs(frequencies / theirs - 1).max() <= 4 * 2.0**-23, "more than a few last bits apart"
-        self._frequencies = frequencies
+        fresh = type(self._rotary)(base.config)
+        self._frequencies = {"": frequencies} if isinstance(frequencies, np.ndarray) else dict(frequencies)
+        for kind, ours in self._frequencies.items():
+            theirs = getattr(fresh, f"{kind}_inv_freq" if kind else "inv_freq").numpy()
+            assert theirs.dtype == np.float32
+            assert np.abs(ours / theirs - 1).max() <= 4 * 2.0**-23, "more than a few last bits apart"
         self._copies = 1 if "GptOss" in type(self._rotary).__name__ else 2  # of the angles, in a row
         self._mode = Widen()
         self._module: Any = sys.modules[type(base).__module__]
@@ -56,12 +59,13 @@ class InFloat64:
         assert self._scale is not None and (ours / self._scale(position_ids, beta, length) - 1).abs().max() <= 2**-22
         return ours
 
-    def _rotate(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotate(self, x: torch.Tensor, position_ids: torch.Tensor, kind: str = "") -> tuple[torch.Tensor, torch.Tensor]:
         position_ids = position_ids[0] if position_ids.ndim == 3 else position_ids  # of text all three are equal
-        single = position_ids.numpy()[..., None].astype(np.float32) * self._frequencies
+        single = position_ids.numpy()[..., None].astype(np.float32) * self._frequencies[kind]
         halves = (single,) * self._copies
         angles = torch.from_numpy(np.concatenate(halves, axis=-1).astype(np.float64))
-        return angles.cos() * self._rotary.attention_scaling, angles.sin() * self._rotary.attention_scaling
+        scaling = getattr(self._rotary, f"{kind}_attention_scaling" if kind else "attention_scaling")
+        return angles.cos() * scaling, angles.sin() * scaling
 
     def __enter__(self) -> None:
         self._rotary.forward = self._rotate

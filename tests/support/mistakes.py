@@ -158,7 +158,8 @@ def _values(
             for name, params in variant.edits.items():
                 by_node.setdefault(name, []).append((variant.bug, variant.detail, params))
         for name in filter(graph.nodes.__contains__, FITTED):
-            by_node.setdefault(name, []).extend(("fitted", str(params), params) for params in FITTED[name])
+            node = graph.head.name if name == "lm_head" else name
+            by_node.setdefault(node, []).extend(("fitted", str(params), params) for params in FITTED[name])
         for name, found in by_node.items():
             for bug, detail, params in found:
                 if not bug.startswith(bugs):

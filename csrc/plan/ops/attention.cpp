@@ -85,7 +85,7 @@ struct AttentionOp : Op {
     Register q, out;
     CacheRef cache;
     std::size_t window, num_heads, group_heads, first_head;
-    float scale;
+    float scale, cap;
     VectorRef sinks;  // or null
     std::shared_ptr<Items> items;
 
@@ -102,6 +102,7 @@ protected:
             .scale = scale,
             .window = window,
             .sinks = sinks ? sinks->values.data() : nullptr,
+            .cap = cap,
             .scores = s.input.scores,
             .score_seq = s.input.score_seq,
         };
@@ -176,7 +177,7 @@ struct AttendOp final : AttentionOp {
 }  // namespace
 
 Register record::attention(Plan& plan, Register q, CacheRef cache, float scale, std::size_t window,
-                           std::size_t group_heads, std::size_t first_head, VectorRef sinks) {
+                           std::size_t group_heads, std::size_t first_head, VectorRef sinks, float cap) {
     const RegisterInfo info = plan.info(q);
     const OwnedCache& held = *cache->owner;
     const std::size_t heads = info.width / held.head_dim;
@@ -185,6 +186,7 @@ Register record::attention(Plan& plan, Register q, CacheRef cache, float scale, 
                 (first_head + heads - 1) / group_heads + 1 == held.num_kv_heads,
             "attention over a cache that does not fit");
     require(!sinks || sinks->values.size() == heads, "other sinks than one for each head");
+    require(cap >= 0, "a cap below 0");
     auto op = std::make_unique<AttendOp>();
     const std::size_t tile = std::max<std::size_t>(1, plan.kernels().attention_rows / std::min(group_heads, heads));
     const Items wanted{.kv_heads = held.num_kv_heads,
@@ -202,6 +204,7 @@ Register record::attention(Plan& plan, Register q, CacheRef cache, float scale, 
     op->cache = std::move(cache);
     op->scale = scale;
     op->sinks = std::move(sinks);
+    op->cap = cap;
     op->window = window;
     op->num_heads = heads;
     op->group_heads = group_heads;

@@ -16,8 +16,8 @@ void AddOp::compute(const Kernels& kernels, const float* x, const float* y, floa
     kernels.add(x, y, out, n);
 }
 
-void SiluMulOp::compute(const Kernels& kernels, const float* gate, const float* up, float* out, std::size_t n) const {
-    kernels.silu_mul(gate, up, out, n);
+void GatedUnitOp::compute(const Kernels& kernels, const float* gate, const float* up, float* out, std::size_t n) const {
+    (kernels.*kernel)(gate, up, out, n);
 }
 
 namespace {
@@ -26,6 +26,20 @@ struct MulOp final : PairOp {
     const char* name() const override { return "mul"; }
     void compute(const Kernels& kernels, const float* x, const float* y, float* out, std::size_t n) const override {
         kernels.mul(x, y, out, n);
+    }
+};
+
+struct SoftCapOp final : RowOp {
+    Register x, out;
+    float cap;
+
+    const char* name() const override { return "soft_cap"; }
+    Registers reads() const override { return {x}; }
+    Registers writes() const override { return {out}; }
+    void run(StepContext& s, int thread) override {
+        const auto range = s.share(s.rows(x), thread);
+        const std::size_t width = s.width(x), first = range.first * width;
+        s.kernels.soft_cap(s.data(x) + first, cap, s.data(out) + first, range.size() * width);
     }
 };
 
@@ -60,6 +74,11 @@ Register append(Plan& plan, std::unique_ptr<PairOp> op, Register x, Register y) 
     return plan.append(std::move(op)).out;
 }
 
+Register gated_unit(Plan& plan, Register gate, Register up, GatedUnit Kernels::* kernel, const char* label) {
+    require(plan.info(up).is_like(plan.info(gate)), "gate and up of different shapes");
+    return append(plan, std::make_unique<GatedUnitOp>(kernel, label), gate, up);
+}
+
 }  // namespace
 
 Register record::add(Plan& plan, Register x, Register y) {
@@ -80,9 +99,22 @@ Register record::sigmoid(Plan& plan, Register x) {
     return plan.append(std::move(op)).out;
 }
 
+Register record::soft_cap(Plan& plan, Register x, double cap) {
+    require(static_cast<float>(cap) > 0, "a cap that is not above 0");
+    const RegisterInfo info = plan.info(x);
+    auto op = std::make_unique<SoftCapOp>();
+    op->x = x;
+    op->cap = static_cast<float>(cap);
+    op->out = plan.new_register({.width = info.width, .rows = info.rows});
+    return plan.append(std::move(op)).out;
+}
+
 Register record::silu_mul(Plan& plan, Register gate, Register up) {
-    require(plan.info(up).is_like(plan.info(gate)), "gate and up of different shapes");
-    return append(plan, std::make_unique<SiluMulOp>(), gate, up);
+    return gated_unit(plan, gate, up, &Kernels::silu_mul, "silu_mul");
+}
+
+Register record::gelu_mul(Plan& plan, Register gate, Register up) {
+    return gated_unit(plan, gate, up, &Kernels::gelu_mul, "gelu_mul");
 }
 
 Register record::sigmoid_mul(Plan& plan, Register x, Register gate) {

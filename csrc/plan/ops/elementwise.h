@@ -1,4 +1,4 @@
-// Ops on elements. A linear layer before a sum or a SwiGLU may take it in (plan/fuse.h).
+// Ops on elements. A linear layer before a sum or a gated unit may take it in (plan/fuse.h).
 #pragma once
 
 #include "plan/op.h"
@@ -22,9 +22,13 @@ struct AddOp final : PairOp {
     void compute(const Kernels& kernels, const float* x, const float* y, float* out, std::size_t n) const override;
 };
 
-// x is the gate, y is up.
-struct SiluMulOp final : PairOp {
-    const char* name() const override { return "silu_mul"; }
+// An activation of the gate times up, by the kernel of its name. x is the gate, y is up.
+struct GatedUnitOp final : PairOp {
+    GatedUnit Kernels::* kernel;
+    const char* label;
+
+    GatedUnitOp(GatedUnit Kernels::* kernel, const char* label) : kernel(kernel), label(label) {}
+    const char* name() const override { return label; }
     void compute(const Kernels& kernels, const float* x, const float* y, float* out, std::size_t n) const override;
 };
 

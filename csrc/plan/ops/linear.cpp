@@ -209,7 +209,8 @@ void LinearOp::gate_and_up(StepContext& s, int thread, StepContext::Range panels
         }
         for (std::size_t row = 0; row < count; ++row) {
             const std::size_t at = row * gate.out_stride + first;
-            s.kernels.silu_mul(gate.out + at, up.out + at, s.data(*act) + (rows.first + row) * width + first, columns);
+            (s.kernels.*act_kernel)(gate.out + at, up.out + at, s.data(*act) + (rows.first + row) * width + first,
+                                    columns);
         }
     }
 }

@@ -8,8 +8,8 @@
 
 namespace karat {
 
-// One matrix or several over the same input. `fuse` joins it with what follows: the residual of `add`, or silu_mul of
-// both.
+// One matrix or several over the same input. `fuse` joins it with what follows: the residual of `add`, or a gated
+// unit of both.
 struct LinearOp final : Op {
     Register x;
     Registers out;
@@ -18,8 +18,9 @@ struct LinearOp final : Op {
     std::vector<std::uint32_t> leaf_ends;
     Activations activations;
     std::optional<Register> residual, act;
-    bool only_for_act = false;                // nothing but silu_mul reads `out`
-    std::optional<std::uint32_t> collective;  // the sums go into this rank's slot, and an AllReduceOp comes after it
+    GatedUnit Kernels::* act_kernel = nullptr;  // of `act`
+    bool only_for_act = false;                  // nothing but that reads `out`
+    std::optional<std::uint32_t> collective;    // the sums go into this rank's slot, and an AllReduceOp comes after it
 
     const char* name() const override { return "linear"; }
     Registers reads() const override;

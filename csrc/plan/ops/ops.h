@@ -34,19 +34,21 @@ Register linear_over(Plan& plan, TransportRef group, Register x, MatrixRef weigh
 // group's memory; a plan has one.
 Register gather(Plan& plan, TransportRef group, Register x, std::size_t first, std::size_t width);
 Register silu_mul(Plan& plan, Register gate, Register up);
+Register gelu_mul(Plan& plan, Register gate, Register up);
 // Each number of a row of `gate` is for as many adjoining columns of x.
 Register sigmoid_mul(Plan& plan, Register x, Register gate);
 Register add(Plan& plan, Register x, Register y);
 Register mul(Plan& plan, Register x, Register y);
 Register sigmoid(Plan& plan, Register x);
 Register scale(Plan& plan, Register x, double factor);
+Register soft_cap(Plan& plan, Register x, double cap);
 // Of each head_dim columns of a row the first table->head_dim are turned.
 Register rope(Plan& plan, Register x, RopeRef table, std::size_t head_dim);
 void kv_write(Plan& plan, Register k, Register v, CacheRef cache);
 // Query head h reads KV head (first_head + h) / group_heads of the cache, and each of its KV heads is read. `sinks` may
-// be null.
+// be null; a cap of 0 is none.
 Register attention(Plan& plan, Register q, CacheRef cache, float scale, std::size_t window, std::size_t group_heads,
-                   std::size_t first_head, VectorRef sinks);
+                   std::size_t first_head, VectorRef sinks, float cap);
 // The `chosen` experts of each row of logits: their ids, which are integers, and their weights.
 // `bias` and `scales` may be null. Without groups both numbers of them are 1.
 std::pair<Register, Register> route(Plan& plan, Register logits, std::size_t chosen, bool by_sigmoid, bool renormalised,
@@ -80,11 +82,13 @@ void each_named(Bind bind) {
     bind("embedding", embedding, "table");
     bind("rms_norm", rms_norm, "x", "weight", "eps", "plus_one");
     bind("silu_mul", silu_mul, "gate", "up");
+    bind("gelu_mul", gelu_mul, "gate", "up");
     bind("sigmoid_mul", sigmoid_mul, "x", "gate");
     bind("add", add, "x", "y");
     bind("mul", mul, "x", "y");
     bind("sigmoid", sigmoid, "x");
     bind("scale", scale, "x", "factor");
+    bind("soft_cap", soft_cap, "x", "cap");
     bind("rope", rope, "x", "table", "head_dim");
     bind("kv_write", kv_write, "k", "v", "cache");
     bind("decay", decay, "a", "bias", "rate", "of_log");

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from karat.checkpoint.gguf.config import WINDOW_THETA
 from karat.checkpoint.gguf.writer import numbers, scalar, string
 from karat.config import LayerShape, ModelConfig, RopeConfig
 from karat.errors import ConfigError
@@ -38,7 +39,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         **form.written(config),
     }
     if form.has_window:  # 0 too: a file without the key gets a warning when it is opened
-        stated["attention.sliding_window"] = window
+        stated.setdefault("attention.sliding_window", window)
     pairs = [
         ("general.architecture", string(arch)),
         ("general.type", string("model")),
@@ -48,6 +49,8 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         (f"{arch}.rope.freq_base", scalar("FLOAT32", rope.theta)),
         *((f"{arch}.{key}", scalar("FLOAT32", getattr(config, name))) for key, name in form.numbers.items()),
     ]
+    if form.window_theta is not None:
+        pairs.append((f"{arch}.{WINDOW_THETA}", scalar("FLOAT32", _window_theta(config, form.window_theta))))
     return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(rope, form.yarn_truncates)]
 
 
@@ -79,10 +82,20 @@ def rope_of(config: ModelConfig) -> RopeConfig:
             raise ConfigError(
                 f"layer {layer} has {found}, which GGUF cannot state for {form.architecture}; expected {expected}"
             )
-    ropes = {shape.rope for shape in config.shapes if shape.rope is not None}
+    by_kind = form.window_theta is not None
+    ropes = {shape.rope for shape in config.shapes if shape.rope is not None and not (by_kind and shape.window)}
     if len(ropes) > 1:
         raise ConfigError("layers with different RoPE cannot be written as GGUF yet; expected one for all")
     return ropes.pop() if ropes else config.rope
+
+
+def _window_theta(config: ModelConfig, default: float) -> float:
+    """The base of RoPE in the layers with a window. ConfigError for a RoPE with a scaling."""
+    ropes = {shape.rope for shape in config.shapes if shape.window is not None}
+    for rope in ropes:
+        if rope is None or rope != RopeConfig(theta=rope.theta):
+            raise ConfigError("layers with a window have a RoPE that is scaled, which GGUF cannot state")
+    return next((rope.theta for rope in ropes if rope is not None), default)
 
 
 def different_in_llama_cpp(config: ModelConfig) -> str | None:

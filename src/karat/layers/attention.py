@@ -19,8 +19,9 @@ class Attention(Mixer):
 
     With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation, or all of them together
     (`norms_all_heads`; every rank then computes the whole attention). Scores are multiplied by `scale`, or else by
-    head_dim^-½. With `has_sinks` each head has a sink (`PagedAttention`). With `gated` q_proj has for each head rows of
-    q and then those of a gate, whose sigmoid multiplies what o_proj reads. `plus_one` is of the norms of q and k.
+    head_dim^-½, and bounded by a `cap`. With `has_sinks` each head has a sink (both: `PagedAttention`). With `gated`
+    q_proj has for each head rows of q and then those of a gate, whose sigmoid multiplies what o_proj reads. `plus_one`
+    is of the norms of q and k.
     `heads` and `kv_heads` are this rank's.
     """
 
@@ -35,6 +36,7 @@ class Attention(Mixer):
         qk_norm_eps: float | None = None,
         norms_all_heads: bool = False,
         scale: float | None = None,
+        cap: float | None = None,
         has_sinks: bool = False,
         gated: bool = False,
         plus_one: bool = False,
@@ -43,7 +45,7 @@ class Attention(Mixer):
         if norms_all_heads:
             place = replace(place, group=SINGLE)
         num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        self._scale = head_dim**-0.5 if scale is None else scale
+        self._scale, self._cap = head_dim**-0.5 if scale is None else scale, cap
         self.qkv = QKVParallelLinear(
             place,
             hidden_size,
@@ -99,6 +101,7 @@ class Attention(Mixer):
             name=f"{self.name}.attention",
             groups=self._groups,
             sinks=self.sinks,
+            cap=self._cap,
         )
         out = out if gate is None else ops.sigmoid_mul(out, gate, name=f"{self.name}.gated")
         return self.o_proj(ops, out)

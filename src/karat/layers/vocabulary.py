@@ -29,7 +29,8 @@ class VocabParallelEmbedding:
 class ParallelLMHead:
     """Logits [rows, vocab] of x [rows, hidden], whole on every rank. A tied head uses the embedding's weight.
 
-    With `scale` x is multiplied by it first, and recorded as `name_input`.
+    With `scale` x is multiplied by it first, and recorded as `name_input`. With a `cap` logits are cap * tanh(logits /
+    cap), and what they were before is recorded as `name_uncapped`.
     """
 
     def __init__(
@@ -40,22 +41,27 @@ class ParallelLMHead:
         *,
         tied_to: VocabParallelEmbedding | None = None,
         scale: float | None = None,
+        cap: float | None = None,
     ) -> None:
         self.name = place.name
-        self._scale = scale
+        self._scale, self._cap = scale, cap
         self._share, pieces = _shared_out(vocab_size, place.group)
+        self._part = "" if self._share is None else ".part"
         self.weight: Loaded = (
             tied_to.weight if tied_to else place.weight(vocab_size, hidden_size, shard_axis=0, pieces=pieces)
         )
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
-        return self.product(ops, x if self._scale is None else ops.scale(x, self._scale, name=f"{self.name}_input"))
+        x = x if self._scale is None else ops.scale(x, self._scale, name=f"{self.name}_input")
+        logits = self.product(ops, x)
+        if self._cap is not None:
+            logits = ops.soft_cap(logits, self._cap, name=f"{self.name}{self._part}")
+        return logits if self._share is None else ops.gather_columns(logits, self._share, name=self.name)
 
     def product(self, ops: Ops, x: Tensor) -> Tensor:
-        """The head without `scale`."""
-        if self._share is None:
-            return ops.linear(x, self.weight, name=self.name)
-        return ops.gather_columns(ops.linear(x, self.weight, name=f"{self.name}.part"), self._share, name=self.name)
+        """The head without `scale` and `cap`: the logits of this rank's ids."""
+        uncapped = "" if self._cap is None else "_uncapped"
+        return ops.linear(x, self.weight, name=f"{self.name}{uncapped}{self._part}")
 
 
 def _shared_out(vocab_size: int, group: Group) -> tuple[Share | None, tuple[Piece, ...] | None]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from karat.checkpoint.weights import WeightSpec
-from karat.config import ModelConfig
+from karat.config import FLOAT_BYTES, FloatName, ModelConfig
 from karat.kv.groups import Keep
 from karat.layers.block import Block
 from karat.layers.mixer import RopeTables, Rotation
@@ -93,6 +93,7 @@ def end(root: Place, config: ModelConfig, embed_tokens: VocabParallelEmbedding) 
             config.hidden_size,
             tied_to=embed_tokens if config.tie_word_embeddings else None,
             scale=ends.head_scale,
+            cap=ends.head_cap,
         ),
     )
 
@@ -101,7 +102,14 @@ def end_names(config: ModelConfig) -> tuple[str, ...]:
     """The results that have rows of the wanted tokens alone, in order."""
     ends = _ends(config)
     scaled = () if ends.head_scale is None else ("lm_head_input",)
-    return ("model.selected", ends.norm, *scaled, "lm_head")
+    uncapped = () if ends.head_cap is None else ("lm_head_uncapped",)
+    return ("model.selected", ends.norm, *scaled, *uncapped, "lm_head")
+
+
+def default_kv_dtype(config: ModelConfig, ops: Executor) -> FloatName:
+    """The dtype of a cache for which none is asked: the executor's, or the family's where that is wider."""
+    least = FAMILIES[config.model_type].least_kv_dtype
+    return max(ops.default_kv_dtype, least, key=FLOAT_BYTES.__getitem__)
 
 
 def _ends(config: ModelConfig) -> Ends:

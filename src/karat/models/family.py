@@ -8,25 +8,29 @@ from typing import Generic, TypeVar
 from karat.checkpoint.gguf import GgufForm
 from karat.checkpoint.joins import Grouped
 from karat.checkpoint.unused import PREDICTION_KEYS
-from karat.config import ModelConfig
+from karat.config import FloatName, ModelConfig, RopeConfig
 from karat.errors import ConfigError
 from karat.layers.block import Block
 from karat.layers.place import Place
-from karat.models.reader import DEFAULT_THETA, ConfigReader, read_dtype, read_rope, read_token_ids
+from karat.models.reader import ConfigReader, read_dtype, read_token_ids
+from karat.models.ropes import DEFAULT_THETA, read_rope
 from karat.request import shown
 
 C = TypeVar("C", bound=ModelConfig)
+_ALIKE = {"silu": ("silu", "swish"), "gelu_pytorch_tanh": ("gelu_pytorch_tanh",)}  # names of one function
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The numbers by which the embedding's rows, and what the head reads, are multiplied. None is no multiplication.
+    """The numbers by which the embedding's rows, and what the head reads, are multiplied, and the cap of logits.
 
-    The last norm is called `norm`; with `norm_plus_one` it multiplies by 1 + weight.
+    None is no multiplication, and no cap. The last norm is called `norm`; with `norm_plus_one` it multiplies by 1 +
+    weight.
     """
 
     embedding_scale: float | None = None
     head_scale: float | None = None
+    head_cap: float | None = None
     norm: str = "model.norm"
     norm_plus_one: bool = False
 
@@ -39,7 +43,7 @@ class Family(Generic[C]):
     must read every key that can change the result. `layer` composes layer `index` of a model at its place. `gguf` is
     the record of the family's GGUF files. `ends` says what a model does at its ends that others do not. `quantised` are
     the methods of a config.json's quantization_config whose tensors Karat reads. `joins` are tensors of its files that
-    are several of a model's, row by row.
+    are several of a model's, row by row. `least_kv_dtype` is the narrowest dtype that a cache has without being asked.
     """
 
     model_type: str
@@ -50,6 +54,7 @@ class Family(Generic[C]):
     ends: Callable[[C], Ends] = lambda _: Ends()
     quantised: tuple[str, ...] = ()
     joins: Callable[[C], tuple[Grouped, ...]] = lambda _: ()
+    least_kv_dtype: FloatName = "float16"
 
 
 def read_decoder(
@@ -65,6 +70,8 @@ def read_decoder(
     default_theta: float = DEFAULT_THETA,
     default_rope: Mapping[str, object] = MappingProxyType({}),
     rope_keys: Collection[str] = (),
+    rope: RopeConfig | None = None,
+    activation: tuple[str, str] = ("hidden_act", "silu"),
     **own: object,
 ) -> C:
     """A `config` from the keys that all families share and the family's `own` fields.
@@ -72,14 +79,13 @@ def read_decoder(
     A head_dim of None means hidden_size / num_attention_heads; intermediate_size is the one where none is stated;
     eps_key is what the family calls the norms' epsilon, and `tied` whether the head is the embedding, where the family
     reads that itself. default_theta is RoPE's base where none is stated, and default_rope its parameters where none
-    are. Of RoPE's parameters the family reads `rope_keys` itself.
+    are. Of RoPE's parameters the family reads `rope_keys` itself, or all of them, and gives the `rope`. `activation` is
+    the key that names the MLP's, and what it has to be.
     Raises ConfigError for missing or invalid values.
     """
-    activation = reader.get(str, "hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise ConfigError(
-            f"hidden_act={shown(activation)} is not supported: models of this type are computed with silu"
-        )
+    key, computed = activation
+    if (stated := reader.get(str, key, computed)) not in _ALIKE[computed]:
+        raise ConfigError(f"{key}={shown(stated)} is not supported: models of this type are computed with {computed}")
     hidden, num_heads = reader.get(int, "hidden_size"), reader.get(int, "num_attention_heads")
     if head_dim is None:
         if num_heads < 1 or hidden % num_heads:
@@ -103,7 +109,7 @@ def read_decoder(
         head_dim=head_dim,
         rms_norm_eps=reader.get(float, eps_key),
         max_position_embeddings=max_positions,
-        rope=read_rope(reader, max_positions, default_theta, default_rope, rope_keys),
+        rope=read_rope(reader, max_positions, default_theta, default_rope, rope_keys) if rope is None else rope,
         tie_word_embeddings=reader.get(bool, "tie_word_embeddings", False) if tied is None else tied,
         layer_windows=layer_windows,
         dtype=read_dtype(reader),

@@ -5,7 +5,6 @@ logarithm of the rates of decay, value heads are grouped by key heads. GGUF file
 rates, below 0, and value heads are tiled: head h reads key head h % key_heads.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.checkpoint.gguf import Metadata
-from karat.checkpoint.gguf.form import IN_LAYER
+from karat.checkpoint.gguf.form import AS_GGUF, IN_LAYER, restated
 from karat.checkpoint.joins import Grouped
 from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight, WeightSpec
@@ -29,7 +28,6 @@ from karat.models.qwen3 import must_normalise
 from karat.models.reader import ConfigReader, read_num_kv_heads
 from karat.request import shown
 
-AS_GGUF = "stored_as_gguf"  # a key that no folder has
 ROPE_KEYS = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")  # text has one position for all sections
 _ROTARY_PART = 0.25  # of a head, where none is stated
 
@@ -203,9 +201,9 @@ def as_stored(hybrid: HybridShape, weight: Weight, *, tiles: bool = True) -> Wei
         return weight
     delta, part = hybrid.delta, weight.name.rpartition(".linear_attn.")[2]
     if part.endswith("norm.weight"):
-        return weight if part == "norm.weight" else _restated(weight, lambda values: values + np.float32(1))
+        return weight if part == "norm.weight" else restated(weight, lambda values: values + np.float32(1))
     if part == "A_log":
-        weight = _restated(weight, lambda values: -np.exp(values.astype(np.float64)).astype(np.float32)).settled()
+        weight = restated(weight, lambda values: -np.exp(values.astype(np.float64)).astype(np.float32)).settled()
     if not tiles or part == weight.name:
         return weight
     heads = np.arange(delta.value_heads, dtype=np.intp).reshape(delta.key_heads, -1).T.reshape(-1)
@@ -222,15 +220,6 @@ def as_stored(hybrid: HybridShape, weight: Weight, *, tiles: bool = True) -> Wei
         case "out_proj.weight":
             return replace(weight, made=partial(_columns, weight, heads))
     return replace(weight, row_order=lambda: heads)  # a row, or a number, for each head
-
-
-def _restated(weight: Weight, change: Callable[[NDArray[np.floating]], NDArray[np.floating]]) -> Weight:
-    """A vector of other numbers, in float32."""
-
-    def made() -> NDArray[np.uint8]:
-        return change(weight.to_array(np.dtype(np.float32))).astype("<f4", copy=False).view(np.uint8)
-
-    return replace(weight, dtype="F32", made=made)
 
 
 def _columns(weight: Weight, heads: NDArray[np.intp]) -> NDArray[np.uint8]:

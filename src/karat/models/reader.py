@@ -1,21 +1,18 @@
 """ConfigReader: strict reading of a Hugging Face config.json, typed, with every key accounted for.
 
-Keys of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and of transformers 5 (`rope_parameters`, `dtype`,
-`layer_types`) are understood. A key that the family does not read is an error unless it is known not to change the
+Keys of transformers 4 (`torch_dtype`) and of transformers 5 (`dtype`, `layer_types`) are understood; RoPE's are read by
+karat.models.ropes. A key that the family does not read is an error unless it is known not to change the
 result.
 """
 
-import math
 import sys
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import TypeVar, get_args
 
 from karat.checkpoint.neutral import says_nothing
 from karat.checkpoint.wording import kind_of
-from karat.config import FloatName, RopeConfig
+from karat.config import FloatName
 from karat.errors import ConfigError
-from karat.ops.rope_table import yarn_attention_factor
 from karat.request import shown
 
 T = TypeVar("T", bool, int, float, str)
@@ -78,15 +75,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_parallel_residual": (False,),
     "use_qk_norm": (False,),
 }
-# The same inside of `rope_scaling` and `rope_parameters`.
-_ROPE_HARMLESS = frozenset({"finetuned"})
-_ROPE_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "attn_factor": (1,),
-    "extrapolation_factor": (1,),
-    "partial_rotary_factor": (1,),
-}
 _FLOATS: tuple[FloatName, ...] = get_args(FloatName)
-DEFAULT_THETA = 10000.0  # the format's default, for files older than the key
 _MAX_INT = 2**63 - 1
 
 
@@ -114,6 +103,10 @@ class ConfigReader:
         self._harmless, self._neutral = harmless, neutral
         self._seen: set[str] = set()
         self.passed_over: list[str] = []
+
+    def assume(self, defaults: Mapping[str, object]) -> None:
+        """Take these values for keys that are absent. null is not absent."""
+        self._raw = {**defaults, **self._raw}
 
     @property
     def seen(self) -> frozenset[str]:
@@ -233,113 +226,3 @@ def read_layer_windows(
         if kind == "sliding_attention" and window is None:
             raise ConfigError(f"layer_types[{layer}] is sliding_attention, but no sliding_window is in force")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def read_rope(
-    reader: ConfigReader,
-    max_position_embeddings: int,
-    default_theta: float = DEFAULT_THETA,
-    default: Mapping[str, object] = MappingProxyType({}),
-    own: Collection[str] = (),
-) -> RopeConfig:
-    """RoPE from `rope_parameters`, or from `rope_theta` and `rope_scaling`. Values stated twice must agree.
-
-    `default` stands for rope_parameters where a file states neither them nor a scaling. Of keys in `own` the family
-    knows the meaning.
-    """
-    theta = reader.optional(float, "rope_theta")
-    new, old = reader.raw("rope_parameters"), reader.raw("rope_scaling")
-    if new is not None and old is not None and new != old:
-        raise ConfigError(f"rope_parameters={shown(new)} and rope_scaling={shown(old)} disagree: keep the correct one")
-    where = "rope_parameters" if new is not None else "rope_scaling"
-    given = new if new is not None else old if old is not None else dict(default)
-    if not isinstance(given, dict):
-        raise ConfigError(f"{where}={shown(given)}: expected an object or null")
-    if any(isinstance(value, dict) for value in given.values()):
-        raise ConfigError(f"{where}: RoPE parameters that differ by layer type are not supported")
-    rope = ConfigReader(given, where, harmless=_ROPE_HARMLESS, neutral=_ROPE_NEUTRAL)
-    for key in own:
-        rope.raw(key)
-    kind = rope.optional(str, "rope_type")
-    legacy = rope.optional(str, "type")  # the older name
-    if kind and legacy and kind != legacy:
-        raise ConfigError(f"{where}: rope_type={shown(kind)} and type={shown(legacy)} disagree")
-    kind = kind or legacy or "default"
-    inner_theta = rope.optional(float, "rope_theta")
-    if theta is not None and inner_theta is not None and theta != inner_theta:
-        raise ConfigError(f"rope_theta={theta} and {where}.rope_theta={inner_theta} disagree")
-    if inner_theta is not None:
-        theta = inner_theta
-    if theta is None:
-        theta = default_theta
-    if not theta > 1:
-        raise ConfigError(f"rope_theta={theta}: expected a number above 1")
-    result = _read_rope_kind(rope, kind, theta, max_position_embeddings, where)
-    rope.finish()
-    reader.passed_over += [f"{where}.{told}" for told in rope.passed_over]
-    return result
-
-
-def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: int, where: str) -> RopeConfig:
-    if kind == "default":
-        rope.must_be("factor", 1, why="rope_type default has no factor")
-        rope.raw("original_max_position_embeddings")
-        return RopeConfig(theta=theta)
-    if kind == "factors":
-        return RopeConfig(theta=theta, rope_type="factors", factors=_read_factors(rope, where))
-    if kind not in ("linear", "llama3", "yarn"):
-        raise ConfigError(
-            f"{where}: rope_type={shown(kind)} is not supported: Karat has default, linear, llama3 and yarn (dynamic "
-            "and longrope change a token's result with the length of the sequence)"
-        )
-    factor = rope.get(float, "factor")
-    if not factor >= 1:
-        raise ConfigError(f"{where}: factor={factor}: expected a number of at least 1")
-    if kind == "linear":
-        rope.raw("original_max_position_embeddings")
-        return RopeConfig(theta=theta, rope_type="linear", factor=factor)
-    original = rope.get(int, "original_max_position_embeddings", max_positions)
-    if original < 1:
-        raise ConfigError(f"{where}: original_max_position_embeddings={original}: expected a positive integer")
-    if kind == "llama3":
-        low, high = rope.get(float, "low_freq_factor"), rope.get(float, "high_freq_factor")
-        if not 0 < low < high:
-            raise ConfigError(f"{where}: low_freq_factor={low}, high_freq_factor={high}: expected 0 < low < high")
-        return RopeConfig(
-            theta=theta,
-            rope_type="llama3",
-            factor=factor,
-            original_max_position_embeddings=original,
-            low_freq_factor=low,
-            high_freq_factor=high,
-        )
-    mscale, mscale_all_dim = rope.optional(float, "mscale"), rope.optional(float, "mscale_all_dim")
-    attention_factor = rope.optional(float, "attention_factor")
-    if attention_factor is None:
-        attention_factor = yarn_attention_factor(factor, mscale, mscale_all_dim)
-    beta_fast, beta_slow = rope.get(float, "beta_fast", 32.0), rope.get(float, "beta_slow", 1.0)
-    if not beta_fast >= beta_slow > 0 or not attention_factor > 0:
-        raise ConfigError(
-            f"{where}: beta_fast={beta_fast}, beta_slow={beta_slow}, attention_factor={attention_factor}: expected "
-            "beta_fast ≥ beta_slow > 0 and a positive factor"
-        )
-    return RopeConfig(
-        theta=theta,
-        rope_type="yarn",
-        factor=factor,
-        original_max_position_embeddings=original,
-        beta_fast=beta_fast,
-        beta_slow=beta_slow,
-        truncate=rope.get(bool, "truncate", True),
-        attention_factor=attention_factor,
-    )
-
-
-def _read_factors(rope: ConfigReader, where: str) -> tuple[float, ...]:
-    """The factors that divide the frequencies. They are at least 1, so that no angle exceeds its position."""
-    factors = rope.raw("factors")
-    if not isinstance(factors, list) or not all(
-        type(factor) in (int, float) and 1 <= factor < math.inf for factor in factors
-    ):
-        raise ConfigError(f"{where}: factors={shown(factors)}: expected a list of numbers of at least 1")
-    return tuple(map(float, factors))

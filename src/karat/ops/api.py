@@ -232,8 +232,8 @@ class GateUp(Linears):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SiluMul(Single):
-    """gate * sigmoid(gate) * up."""
+class GatedUnit(Single):
+    """An activation of gate, times up."""
 
     gate: Tensor
     up: Tensor
@@ -241,6 +241,16 @@ class SiluMul(Single):
     def fault(self, row: Row) -> str | None:
         gate, up = row(self.gate), row(self.up)
         return None if gate == up else f"gate {gate} and up {up} differ"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiluMul(GatedUnit):
+    """gate * sigmoid(gate) * up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GeluMul(GatedUnit):
+    """gelu(gate) * up, where gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,6 +334,17 @@ class Scale(Single):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SoftCap(Single):
+    """cap * tanh(x / cap), with a finite cap above 0 that is rounded to dtype first; shape of x."""
+
+    x: Tensor
+    cap: float
+
+    def fault(self, row: Row) -> str | None:
+        return None if 0 < self.cap < inf else f"cap={self.cap}; expected a finite number above 0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rope(Single):
     """x [tokens, heads, head_dim], each pair (i, i + dim/2) turned by the angle of its token's position.
 
@@ -359,8 +380,8 @@ class PagedAttention(Observed):
     stands before the first key that a token of the step sees is not read. `groups` maps query heads to KV heads
     (None: equal groups); every KV head of the cache is read. Masked keys are skipped, not multiplied by zero.
     "scores" and "weights" are each [heads, new_tokens, context_len]: masked scores are -inf, masked weights 0.
-    `sinks` [heads] are scores of one more key for each head, which `scale` does not multiply. It has a weight, so the
-    others add up to less than 1, and no value.
+    With a `cap` a score becomes cap * tanh(score / cap) after `scale`. `sinks` [heads] are scores of one more key for
+    each head, which neither changes. It has a weight, so the others add up to less than 1, and no value.
     """
 
     parts = ("scores", "weights")
@@ -372,6 +393,11 @@ class PagedAttention(Observed):
     window: int | None
     groups: HeadGroups | None = None
     sinks: Loaded | None = None
+    cap: float | None = None
+
+    def fault(self, row: Row) -> str | None:
+        fits = self.cap is None or 0 < self.cap < inf
+        return None if fits else f"a cap of {self.cap}; expected a finite number above 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,12 +615,14 @@ class Ops(ABC):
     qkv = Method(Qkv)
     gate_up = Method(GateUp)
     silu_mul = Method(SiluMul)
+    gelu_mul = Method(GeluMul)
     sigmoid_mul = Method(SigmoidMul)
     add = Method(Add)
     mul = Method(Mul)
     sigmoid = Method(Sigmoid)
     split = Method(Split)
     scale = Method(Scale)
+    soft_cap = Method(SoftCap)
     rope = Method(Rope)
     kv_write = Method(KvWrite)
     paged_attention = Method(PagedAttention)

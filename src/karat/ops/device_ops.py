@@ -17,7 +17,7 @@ SPLIT_KEYS, DIGIT_COLUMNS = 256, 32  # kSplitKeys, kDigitColumns in csrc/contrac
 
 # Arguments of ops.
 _WITHOUT_KERNELS = {
-    api.PagedAttention: ("sinks",),
+    api.PagedAttention: ("sinks", "cap"),
     api.Experts: ("biases", "clamp"),
     api.RmsNorm: ("plus_one",),
 }

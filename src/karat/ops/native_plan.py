@@ -207,7 +207,9 @@ def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
     _require(op.observe is None, op.name, "scores are observed op by op, not in a recorded plan")
     _require(op.sinks is None or len(op.sinks) == heads, op.name, f"other sinks than one for {heads} heads")
     window = op.window or 0
-    register = recorder.plan.attention(q.register, cache, op.scale, window, groups.size, groups.first, op.sinks)
+    register = recorder.plan.attention(
+        q.register, cache, op.scale, window, groups.size, groups.first, op.sinks, op.cap or 0.0
+    )
     return Handle(register, (heads * head_dim,))
 
 

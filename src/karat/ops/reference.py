@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import pi, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -182,6 +182,12 @@ def _silu_mul(ops: ReferenceOps, op: api.SiluMul) -> Array:
     return result
 
 
+def _gelu_mul(ops: ReferenceOps, op: api.GeluMul) -> Array:
+    slope, third = ops.numbers.type(sqrt(2 / pi)), ops.numbers.type(0.044715)
+    result: Array = op.gate / 2 * (1 + np.tanh(slope * (op.gate + third * op.gate**3))) * op.up
+    return result
+
+
 def _sigmoid(x: Array) -> Array:
     decay = np.exp(-np.abs(x))  # never overflows
     return np.where(x >= 0, 1 / (1 + decay), decay / (1 + decay))
@@ -213,6 +219,15 @@ def _split(ops: ReferenceOps, op: api.Split) -> tuple[Array, ...]:
 
 def _scale(ops: ReferenceOps, op: api.Scale) -> Array:
     result: Array = op.x * ops.numbers.type(op.factor)
+    return result
+
+
+def _soft_cap(ops: ReferenceOps, op: api.SoftCap) -> Array:
+    return _capped(op.x, ops.numbers.type(op.cap))
+
+
+def _capped(x: Array, cap: np.floating) -> Array:
+    result: Array = cap * np.tanh(x / cap)
     return result
 
 
@@ -266,6 +281,8 @@ def _paged_attention(ops: ReferenceOps, op: api.PagedAttention) -> Array:
             end = int(step.positions[row]) + 1
             start = 0 if op.window is None else max(0, end - op.window)
             scores = (grouped[row] @ keys[:, :, start:end]) * ops.numbers.type(op.scale)  # [kv_heads, group, keys]
+            if op.cap is not None:
+                scores = _capped(scores, ops.numbers.type(op.cap))
             top = np.maximum(scores.max(axis=-1, keepdims=True), sinks)
             weights = np.exp(scores - top)
             weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sinks - top)
@@ -452,12 +469,14 @@ _FUNCTIONS: Table[ReferenceOps] = table_of(
         api.GateUp: _linears,
         api.Linears: _linears,
         api.SiluMul: _silu_mul,
+        api.GeluMul: _gelu_mul,
         api.SigmoidMul: _sigmoid_mul,
         api.Add: _add,
         api.Mul: _mul,
         api.Sigmoid: lambda ops, op: _sigmoid(op.x),
         api.Split: _split,
         api.Scale: _scale,
+        api.SoftCap: _soft_cap,
         api.Rope: _rope,
         api.KvWrite: _kv_write,
         api.PagedAttention: _paged_attention,

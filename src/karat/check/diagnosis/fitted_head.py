@@ -46,9 +46,11 @@ def fitted_head(replay: Replay, finding: Finding) -> tuple[float, float, int] | 
     """How well *some* linear map of the final hidden state gives the logits: ratio to the floor, error, tokens fitted.
 
     The map is fitted to the first rows and tested on the rest, whose floor grows with how far they lie from the first;
-    so there have to be more rows than hidden features. None where there are too few.
+    so there have to be more rows than hidden features. None where there are too few, and where logits are capped.
     """
     node = replay.graph.nodes["lm_head"]
+    if node is not replay.graph.head:
+        return None
     x = replay.value(node.inputs[0])
     recorded = replay.recorded["lm_head"]
     num_train = _num_fitted(len(x))

@@ -185,5 +185,5 @@ def _place(name: str) -> tuple[float, int, str]:
     parts, role = name.split(".", 3), _role(name)
     if role != name and len(parts) > 2 and parts[2].isdigit():
         return float(parts[2]), _ORDER.index(role) if role in _ORDER else len(_ORDER), name
-    end = ("model.selected", "model.norm", "lm_head_input", "lm_head")
+    end = ("model.selected", "model.norm", "lm_head_input", "lm_head_uncapped", "lm_head")
     return (np.inf, end.index(name), name) if name in end else (-1.0, 0, name)

@@ -248,8 +248,12 @@ def scales(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
             "(hidden_size / heads) ** -0.5",
             {s: {"scale": (config.hidden_size / num_heads) ** -0.5}},
         )
+    own = layer.node(s).params["cap"]
+    if own is not None:
+        yield "softcap", "scores are not capped", {s: {"cap": None}}
     for cap in CAPS:
-        yield "softcap", f"scores capped at {cap:g}", {s: {"score_cap": cap}}
+        if cap != own:
+            yield "softcap", f"scores capped at {cap:g}", {s: {"score_cap": cap} if own is None else {"cap": cap}}
     for axis, name in ((-2, "queries"), (0, "heads")):
         yield "softmax-axis", f"over {name}", {"self_attn.weights": {"axis": axis}}
         if any(shape.window is not None for shape in config.shapes):

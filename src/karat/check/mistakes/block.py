@@ -16,15 +16,16 @@ from karat.check.model.context import Array
 from karat.check.model.graph import Node
 from karat.check.model.kinds import Op
 from karat.check.model.right.elementwise import (
+    GateAndUp,
     Gated,
     GatedBy,
     Sum,
-    Swiglu,
+    activated,
     add,
     gated_by,
+    gelu,
     sigmoid_mul,
     silu,
-    silu_mul,
 )
 from karat.check.model.rounding import rounded
 
@@ -50,13 +51,14 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu (erf)": lambda x: x * 0.5 * (1 + _erf(x / math.sqrt(2)).astype(x.dtype)),  # cancels as it does there
-    "gelu (tanh)": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu (tanh)": gelu,
     "gelu (sigmoid)": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
     "nothing": lambda x: x,
 }
+_OF_UNITS = {**ACTIVATIONS, "silu": silu}
 GATES: Mapping[str, Callable[[Array], Array]] = {
     "silu": silu,
     "softplus": lambda x: np.logaddexp(x.dtype.type(0), x),
@@ -72,29 +74,29 @@ def factors(add: Op[Sum], a: Sum, counts: tuple[int, int]) -> Array:
     return parts[0] + parts[1] if len(parts) == 2 else parts[0]
 
 
-@mistake("silu_mul", of=silu_mul, choices=_FLAG)
-def swapped(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
-    return silu_mul(replace(a, gate=a.up, up=a.gate))
+@mistake("silu_mul", "gelu_mul", of=activated, choices=_FLAG)
+def swapped(activated: Op[GateAndUp], a: GateAndUp, _: bool) -> Array:
+    return activated(replace(a, gate=a.up, up=a.gate))
 
 
-@mistake("silu_mul", of=silu_mul, choices=ACTIVATIONS)
-def activation(silu_mul: Op[Swiglu], a: Swiglu, name: str) -> Array:
-    return silu_mul(replace(a, activation=ACTIVATIONS[name]))
+@mistake("silu_mul", "gelu_mul", of=activated, choices=_OF_UNITS)
+def activation(activated: Op[GateAndUp], a: GateAndUp, name: str) -> Array:
+    return activated(replace(a, activation=_OF_UNITS[name]))
 
 
-@mistake("silu_mul", of=silu_mul, choices=_FLAG)
-def fp16_activation(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
+@mistake("silu_mul", "gelu_mul", of=activated, choices=_FLAG)
+def fp16_activation(activated: Op[GateAndUp], a: GateAndUp, _: bool) -> Array:
     """The activation is stored as float16 before it is multiplied."""
-    return silu_mul(replace(a, activation=lambda x: rounded(a.activation(x), "float16")))
+    return activated(replace(a, activation=lambda x: rounded(a.activation(x), "float16")))
 
 
-@mistake("silu_mul", of=silu_mul, choices=_FLAG)
-def no_gate(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
+@mistake("silu_mul", of=activated, choices=_FLAG)
+def no_gate(activated: Op[GateAndUp], a: GateAndUp, _: bool) -> Array:
     return a.up
 
 
-@mistake("silu_mul", of=silu_mul, choices=_FLAG)
-def no_up(silu_mul: Op[Swiglu], a: Swiglu, _: bool) -> Array:
+@mistake("silu_mul", "gelu_mul", of=activated, choices=_FLAG)
+def no_up(activated: Op[GateAndUp], a: GateAndUp, _: bool) -> Array:
     return a.activation(a.gate)
 
 
@@ -162,8 +164,10 @@ def mlp(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params
             up: {key: params[gate][key] for key in ("weight", "bias")},
         },
     )
-    for name in ("gelu (erf)", "gelu (tanh)", "gelu (sigmoid)", "relu", "sigmoid", "tanh", "nothing"):
-        yield "activation", name, {act: {"activation": name}}
+    own = {"silu_mul": "silu", "gelu_mul": "gelu (tanh)"}[layer.node(act).kind]
+    for name in _OF_UNITS:
+        if name != own:
+            yield "activation", name, {act: {"activation": name}}
     yield "activation", "up is not multiplied", {act: {"no_up": True}}
 
 

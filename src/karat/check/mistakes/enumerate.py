@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from karat.check.mistakes import block, embedding, linear, loading, norm, result
 from karat.check.mistakes.bugs import OF_ATTENTION, OF_LAYER
 from karat.check.mistakes.catalogue import Variant
-from karat.check.mistakes.scope import CAPS, DEGREES, Layer, Params, Scope
+from karat.check.mistakes.scope import DEGREES, Layer, Params, Scope
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.graph import Graph
 from karat.check.model.tokens import Tokens
@@ -63,7 +63,7 @@ class Enumeration:
     def _of_rows(self) -> Iterator[Variant]:
         """Logits of other rows than those that are wanted."""
         nodes = self.graph.nodes
-        norm, selected, head = (nodes[name] for name in ("model.norm", "model.selected", "lm_head"))
+        norm, selected, head = nodes["model.norm"], nodes["model.selected"], self.graph.head
         for kind, detail in linear.ROWS.items():
             yield Variant("logits-row", detail, {selected.name: {"rows_of": kind}})
             if head.inputs == (norm.name,) and norm.inputs == (selected.name,):
@@ -93,7 +93,7 @@ class Enumeration:
     def of_ends(self) -> Iterator[Variant]:
         """The mistakes of embedding, final norm and head, and of multipliers beside them."""
         hidden = self.config.hidden_size
-        embed, final, head = embedding.EMBED, "model.norm", "lm_head"
+        embed, final, head = embedding.EMBED, "model.norm", self.graph.head.name
         yield from embedding.variants(self.scope)
         for bug, detail, params in norm.of_node(self.scope, self.graph.nodes[final]):
             yield Variant(bug, detail, {final: params})
@@ -119,8 +119,9 @@ class Enumeration:
                     yield Variant(bug, f"{node.name}: {detail}", {node.name: params})
         for bug, detail, params in linear.linears(self.scope, self.graph.nodes[head]):
             yield Variant(bug, detail, {head: params})
-        for cap in CAPS:
-            yield Variant("softcap", f"logits capped at {cap:g}", {head: {"soft_cap": cap}})
+        logits = self.graph.nodes["lm_head"]
+        for bug, detail, params in result.of_cap(logits):
+            yield Variant(bug, f"logits {detail}", {logits.name: params})
         for factor in (hidden**-0.5, 1 / hidden):
             yield Variant("logit-scale", f"logits multiplied by {factor:.6g}", {head: {"output_factor": factor}})
         if self.config.tie_word_embeddings:

@@ -227,7 +227,7 @@ def _linear(
     right = evaluate(node, inputs, context, F64)
     yield from _element(node, x, got, right)
     yield from order(node, x, got.reshape(len(got), -1), right.reshape(len(got), -1), context)
-    if node.name != "lm_head":
+    if node.layer is not None:  # not the head
         return
     if (cap := node.mistakes.get("soft_cap")) is not None:  # which comes last
         with np.errstate(all="ignore"):

@@ -293,7 +293,7 @@ def misread(scope: Scope, node: Node, how: str) -> Params:
 
 def misreadings(scope: Scope, weight: str | None = None) -> Iterator[tuple[str, str, str]]:
     """(how, bug, detail) of each way to read the bytes wrongly."""
-    stored = scope.weights.stored[weight or scope.graph.nodes["lm_head"].params["weight"]].dtype
+    stored = scope.weights.stored[weight or scope.graph.head.params["weight"]].dtype
     if stored not in PLAIN_BYTES:
         yield from mistakes(stored)
         return

@@ -18,7 +18,7 @@ from karat.check.mistakes.scope import DEGREES
 from karat.check.model.context import Array, StoredMatrix
 from karat.check.model.kinds import Op
 from karat.check.model.right.attention import Mix, Scores, Softmax, mix, scores, softmax, with_sinks
-from karat.check.model.right.elementwise import Sum, Swiglu, add, silu_mul
+from karat.check.model.right.elementwise import GateAndUp, Sum, activated, add
 from karat.check.model.right.linear import Biased, Product, biased, product
 from karat.check.model.right.norm import Norm, norm, spanned
 from karat.check.model.right.rope import Angles, Rotated, angles, rope
@@ -58,7 +58,7 @@ INSIDE: Mapping[str, tuple[str, ...]] = {
     "scores": ("q, k, the product", "q, k", "the product", "q, k, the result", "the result"),
     "softmax": ("scores, the result", "scores", "the result", "everything"),
     "mix": ("weights, v, the result", "weights, v", "weights", "the result"),
-    "silu_mul": ("everything", "gate, the activation", "the activation", "the result"),
+    **dict.fromkeys(("silu_mul", "gelu_mul"), ("everything", "gate, the activation", "the activation", "the result")),
     "add": ("both, the result", "both", "the result"),
 }
 # The same in some steps or sequences alone: V of all tokens is rounded where it is cached, which is another mistake.
@@ -198,14 +198,14 @@ def narrow_mix(mix: Op[Mix], a: Mix, what: _What) -> Array:
     return to(mix(a)) if "the result" in where else mix(a)
 
 
-@mistake("silu_mul", of=silu_mul, name="narrow")
-def narrow_silu(silu_mul: Op[Swiglu], a: Swiglu, what: _What) -> Array:
+@mistake("silu_mul", "gelu_mul", of=activated, name="narrow")
+def narrow_activated(activated: Op[GateAndUp], a: GateAndUp, what: _What) -> Array:
     where, to = what[0], _to(what[1], a.gate)
     if where == "the result":
-        return to(silu_mul(a))
+        return to(activated(a))
     gate = a.gate if where == "the activation" else to(a.gate)
-    activated = to(a.activation(gate))
-    return to(activated * to(a.up)) if where == "everything" else activated * a.up
+    activation = to(a.activation(gate))
+    return to(activation * to(a.up)) if where == "everything" else activation * a.up
 
 
 @mistake("add", of=add, name="narrow")

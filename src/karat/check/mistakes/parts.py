@@ -30,12 +30,17 @@ _BY_INPUTS = ("self_attn.o_proj", "linear_attn.out_proj", "mlp.down_proj")
 def units(graph: Graph, node: Node, width: int) -> int:
     """The heads or features of a node that tensor-parallel ranks share out; 0: each rank has all. width: of lm_head."""
     last = node.role.rpartition(".")[2]
-    if node.name == "lm_head":
+    if is_head(node):
         return width
     if node.layer is None or last not in _HEADS | _KV_HEADS | _INNER:
         return 0
     shape = graph.shape(node)
     return shape.num_heads if last in _HEADS else shape.num_kv_heads if last in _KV_HEADS else shape.inner_size
+
+
+def is_head(node: Node) -> bool:
+    """Whether each rank has the logits of some token ids."""
+    return node.name in ("lm_head", "lm_head_uncapped")
 
 
 def is_by_inputs(node: Node) -> bool:
@@ -118,7 +123,7 @@ def within(variant: Variant, part: Part, graph: Graph) -> Variant | None:
     if part.rank is not None:
         for name in variant.edits:
             heads = units(graph, graph.nodes[name], graph.config.vocab_size)
-            if not heads or (heads % part.rank[1] and name != "lm_head"):
+            if not heads or (heads % part.rank[1] and not is_head(graph.nodes[name])):
                 return None
     edits = {name: {**params, PART: part} for name, params in variant.edits.items()}
     return replace(variant, edits=edits, part=part)

@@ -65,6 +65,11 @@ class Graph:
         self.order = {name: index for index, name in enumerate(nodes)}
         self.by_role = {(node.layer, node.role): node for node in nodes.values()}
 
+    @property
+    def head(self) -> Node:
+        """The linear layer whose result are the logits, before they are capped."""
+        return self.nodes.get("lm_head_uncapped", self.nodes["lm_head"])
+
     def shape(self, node: Node) -> LayerShape:
         """The sizes of the layer of a node."""
         assert node.layer is not None, f"{node.name} is in no layer"
@@ -120,7 +125,7 @@ class _GraphOps(Ops):
     def attention(self, op: api.PagedAttention) -> str:
         k, v = self._cache[op.cache]
         prefix = op.name.rpartition(".")[0]
-        scores = self.node(f"{prefix}.scores", "scores", op.q, k, scale=op.scale, window=op.window)
+        scores = self.node(f"{prefix}.scores", "scores", op.q, k, scale=op.scale, window=op.window, cap=op.cap)
         weights = self.node(f"{prefix}.weights", "softmax", scores, sinks=op.sinks)
         return self.node(op.name, "mix", weights, v)
 

@@ -12,6 +12,7 @@ from karat.check.ranks.verdicts import STAGES
 from karat.engine.ranks.rank_model import ParallelModel, load_command
 from karat.errors import ExecutorError, KaratError, RankError
 from karat.models.cut_units import cut_units
+from karat.models.decoder import default_kv_dtype
 from karat.models.degrees import check_degree
 from karat.models.registry import build
 from karat.ops import registry
@@ -23,7 +24,7 @@ def check_parallel(plan: ParallelPlan) -> Iterator[ParallelStage]:
     model, size = plan.model, plan.size
     check_degree(model.config, cut_units(model.config, model.stored), size)
     ops = registry.create(plan.executor, plan.dtype, plan.options)
-    kv_dtype = plan.kv_dtype or ops.default_kv_dtype
+    kv_dtype = plan.kv_dtype or default_kv_dtype(model.config, ops)
     rng = np.random.default_rng(plan.seed)
     tokens = [int(i) for i in rng.integers(0, model.config.vocab_size, plan.num_tokens)]
     control = build(model.config, ops, model.checkpoint, num_positions=plan.num_tokens)

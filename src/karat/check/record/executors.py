@@ -17,7 +17,7 @@ from karat.errors import CapacityError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import new_caches
 from karat.kv.groups import Keep, State, groups_of
-from karat.models.decoder import end_names
+from karat.models.decoder import default_kv_dtype, end_names
 from karat.models.registry import Model, build, find_weights
 from karat.ops.contract import contract_of, integers_read
 from karat.ops.executor import Executor
@@ -79,7 +79,7 @@ def record_model(
     config, inner = model.config, model.ops
     selection.check(config.num_layers, max(shape.num_heads for shape in config.shapes))
     tap = Tap(inner, keep=selection.keeps)
-    kv_dtype = kv_dtype or inner.default_kv_dtype
+    kv_dtype = kv_dtype or default_kv_dtype(config, inner)
     total = steps.total
     caches = caches_of_one(tap, model.keeps, kv_dtype, total)
     tapped = model.on(tap)

@@ -18,7 +18,7 @@ from karat.layers.place import Place
 from karat.layers.shards import CutUnits
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
-from karat.models.decoder import embedding, end, end_names, layer, outline
+from karat.models.decoder import default_kv_dtype, embedding, end, end_names, layer, outline
 from karat.ops.api import Cache, Ops, Tensor
 from karat.ops.contract import contract_of, integers_read
 from karat.ops.executor import Executor
@@ -72,7 +72,7 @@ class LayerwiseRun:
                 f"{total} tokens: the model was made for {config.max_position_embeddings}; take a shorter prompt"
             )
         self._config, self._stored, self._ops, self._steps = config, stored, ops, steps
-        kv_dtype = kv_dtype or ops.default_kv_dtype
+        kv_dtype = kv_dtype or default_kv_dtype(config, ops)
         types = {weight.dtype for weight in stored.values() if len(weight.shape) > 1}
         rows = tuple(EVERYTHING.rows_for(total, config.vocab_size) if logit_rows is None else logit_rows)
         self._logit_tokens = set(rows)

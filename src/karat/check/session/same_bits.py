@@ -21,7 +21,7 @@ from karat.errors import UsageError
 from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.groups import bytes_of_state, windows_of
 from karat.models.cut_units import cut_units
-from karat.models.decoder import outline
+from karat.models.decoder import default_kv_dtype, outline
 from karat.models.degrees import working_degrees
 from karat.models.registry import Model, build, find_weights, read_config
 from karat.ops.executor import Executor
@@ -113,7 +113,10 @@ def invariance_of(
     if not ops.traits.chunk_invariant:
         why = f"; {reason}" if executor == "auto" and (reason := unavailable_reason()) else ""
         raise UsageError(f"--executor {ops.executor}: only the native executor and GPUs promise the same bits{why}")
-    model = build(config, ops, checkpoint, num_positions=num_tokens)
+    model, kv_dtype = (
+        build(config, ops, checkpoint, num_positions=num_tokens),
+        kv_dtype or default_kv_dtype(config, ops),
+    )
     rng = np.random.default_rng(seed)
     texts = [rng.integers(0, config.vocab_size, n).tolist() for n in (num_tokens, max(1, num_tokens // 3), 1)]
     tokenizer = placeholder_tokenizer(config.vocab_size)  # ids are computed, and no text is made of them
@@ -124,12 +127,12 @@ def invariance_of(
     for setting in _on_devices(ops, config.num_layers):
         name = numerics_of(ops.executor) if setting.options["device"] == CPU else ops.executor
         elsewhere = build(config, create(name, dtype, setting.options), checkpoint, num_positions=num_tokens)
-        logits = logits_under(setting, elsewhere, tokenizer, texts, kv_dtype or ops.default_kv_dtype)
+        logits = logits_under(setting, elsewhere, tokenizer, texts, kv_dtype)
         yield _row(setting, logits, expected)
     for size in working_degrees(config, cut_units(config, find_weights(config, checkpoint)))[1:]:
         alone = {**ops.options, "threads": 1}
         setting = Setting(name=f"{size} processes, chunks of 64", options=alone, chunk=64, ranks=size)
-        logits = logits_on_ranks(setting, ops, checkpoint, tokenizer, texts, kv_dtype or ops.default_kv_dtype)
+        logits = logits_on_ranks(setting, ops, checkpoint, tokenizer, texts, kv_dtype)
         yield _row(setting, logits, expected)
 
 
@@ -148,9 +151,10 @@ def invariance(
     """The rows of the table, one by one; all must equal the first. The model's executor promises the same bits."""
     ops = model.ops
     assert isinstance(ops, Executor) and ops.traits.chunk_invariant, "an executor that promises the same bits"
+    kv_dtype = kv_dtype or default_kv_dtype(model.config, ops)
     expected = None
     for setting in settings_for(ops, len(texts)):
-        row = _row(setting, logits_under(setting, model, tokenizer, texts, kv_dtype or ops.default_kv_dtype), expected)
+        row = _row(setting, logits_under(setting, model, tokenizer, texts, kv_dtype), expected)
         expected = expected or row.digest
         yield row
 

@@ -25,6 +25,7 @@ from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName
 from karat.errors import NoTokenizerError, UsageError
+from karat.models.decoder import default_kv_dtype
 from karat.ops.contract import activations_read
 from karat.ops.registry import create
 from karat.text import Tokenizer
@@ -84,7 +85,7 @@ class CheckSession:
         self.activations = activations_read(plan.model.types, self.ops.activations)
         if plan.kv_dtype is not None and plan.kv_dtype not in FLOAT_BYTES:
             raise UsageError(f"--kv-dtype {plan.kv_dtype}: expected one of {', '.join(FLOAT_BYTES)}")
-        self.kv_dtype = plan.kv_dtype or self.ops.default_kv_dtype
+        self.kv_dtype = plan.kv_dtype or default_kv_dtype(plan.model.config, self.ops)
         self.other = None if plan.other is None else self._read(plan.other)
         self.aside = None if self.other is None else _why_not_ours(self.other, plan.model)
         self.has_trace = self.other is not None and self.aside is None

@@ -13,6 +13,7 @@ from karat.check.session.agreement import logit_facts, text_perplexity
 from karat.check.trace.selection import Selection
 from karat.config import Activations, FloatName
 from karat.engine.model_running import Preparation
+from karat.models.decoder import default_kv_dtype
 from karat.models.registry import Model, build
 from karat.ops.executor import Executor
 from karat.ops.reference import ReferenceOps
@@ -99,7 +100,7 @@ def measure(
         ops = create("auto", "float32", {"threads": threads, "activations": name})
         if type(ops) not in loaded:
             loaded[type(ops)] = built(ops, number, name)
-        for cache in dict.fromkeys((kv_dtype,) if kv_dtype else (ops.default_kv_dtype, "float32")):
+        for cache in dict.fromkeys((kv_dtype,) if kv_dtype else (default_kv_dtype(model.config, ops), "float32")):
             yield row(name, cache, ops.executor, _logits(loaded[type(ops)].on(ops), ids, cache))
     if quantize is None and reads(model) and is_installed():
         progress(f"{steps} of {steps}: llama.cpp")

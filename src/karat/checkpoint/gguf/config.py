@@ -19,6 +19,7 @@ from karat.checkpoint.wording import kind_of, listed, shown
 from karat.errors import ConfigError, UsageError
 
 MAX_HEAD_DIM = 1 << 16
+WINDOW_THETA = "rope.freq_base_swa"
 _TOLERANCE = 1e-6  # relative; a file holds float32
 # Keys of an architecture that are read, or that cannot change the result.
 _READ = frozenset(
@@ -183,8 +184,7 @@ def read_config(
         "head_dim": head_dim,
         "rms_norm_eps": _positive(metadata, f"{arch}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": context_len,
-        "rope_theta": theta,
-        "rope_scaling": scaling or form.unscaled,
+        **_ropes(metadata, form, theta, scaling),
         "tie_word_embeddings": "lm_head.weight" not in weights,
     }
     if (window := stated_window(metadata, arch)) and not form.has_window:
@@ -202,6 +202,19 @@ def read_config(
     if ids := _end_ids(metadata, config["vocab_size"]):
         config["eos_token_id"] = ids[0] if len(ids) == 1 else ids
     return config
+
+
+def _ropes(metadata: Metadata, form: GgufForm[Any], theta: float, scaling: Mapping[str, Any] | None) -> dict[str, Any]:
+    """RoPE's keys of config.json: of all layers, or of layers with and without a window."""
+    if form.window_theta is None:
+        return {"rope_theta": theta, "rope_scaling": scaling or form.unscaled}
+    window_theta = _positive(metadata, f"{form.architecture}.{WINDOW_THETA}", form.window_theta)
+    return {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", **(scaling or {}), "rope_theta": theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": window_theta},
+        }
+    }
 
 
 def warnings(metadata: Metadata, model_type: str, forms: Forms, weights: Collection[Weight]) -> list[str]:
@@ -292,7 +305,8 @@ def passed_over(metadata: Metadata, form: GgufForm[Any]) -> list[str]:
 
 
 def _own_keys(form: GgufForm[Any]) -> set[str]:
-    return form.numbers.keys() | form.counts.keys() | set(form.own_keys)
+    own = form.numbers.keys() | form.counts.keys() | set(form.own_keys)
+    return own if form.window_theta is None else own | {WINDOW_THETA}
 
 
 def _same(value: object, usual: object) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +16,7 @@ from karat.config import ModelConfig
 C = TypeVar("C", bound=ModelConfig)
 
 ROPE_FACTORS = "rope_freqs.weight"
+AS_GGUF = "stored_as_gguf"  # a key of config.json that no folder has: weights are as GGUF files have them
 # GGUF's name -> Hugging Face's name, for tensors that most decoders have.
 IN_LAYER: Mapping[str, str] = {
     "attn_norm": "input_layernorm",
@@ -77,6 +78,8 @@ class GgufForm(Generic[C]):
     counts: the same of integers.
     by_layer: keys whose numbers may differ between layers, GGUF's key -> config.json's, which has a list of them.
     has_rope: whether a layer has RoPE, by its index: no file states it.
+    window_theta: the base of RoPE in layers with a window, which have no scaling, where a file states no
+        `rope.freq_base_swa`; None: all layers have one RoPE.
     head_dim: the size of a layer's heads, from config.json and its index.
     constants: keys of config.json with one value in all models of the architecture, which files leave out.
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
@@ -106,6 +109,7 @@ class GgufForm(Generic[C]):
     counts: Mapping[str, str] = field(default_factory=dict)
     by_layer: Mapping[str, str] = field(default_factory=dict)
     has_rope: Callable[[int], bool] = lambda _: True
+    window_theta: float | None = None
     head_dim: Callable[[Mapping[str, Any], int], int] = lambda config, _: config["head_dim"]
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     claims: Callable[[Metadata], bool] = lambda _: True
@@ -175,6 +179,15 @@ def paired_rows(num_rows: int, head_dim: int) -> NDArray[np.intp]:
     order = np.arange(num_rows, dtype=np.intp).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
     order.flags.writeable = False
     return order
+
+
+def restated(weight: Weight, change: Callable[[NDArray[np.floating]], NDArray[np.floating]]) -> Weight:
+    """A vector of other numbers, in float32."""
+
+    def made() -> NDArray[np.uint8]:
+        return change(weight.to_array(np.dtype(np.float32))).astype("<f4", copy=False).view(np.uint8)
+
+    return replace(weight, dtype="F32", made=made)
 
 
 def stated_window(metadata: Metadata, architecture: str) -> int:

@@ -25,7 +25,7 @@ from karat.kv.cache import cache_specs, state_specs
 from karat.kv.groups import Keep, groups_of, windows_of
 from karat.layers.weights import stays_mapped
 from karat.models.cut_units import cut_units
-from karat.models.decoder import outline, weight_specs
+from karat.models.decoder import default_kv_dtype, outline, weight_specs
 from karat.models.degrees import check_degree
 from karat.models.registry import Model, build, find_weights
 from karat.ops import registry
@@ -150,7 +150,13 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
             "meaningless answers; lower it (--max-model-len), or scale RoPE for more, as by --rope-scaling yarn and "
             "--rope-factor 4, or LLM(rope_scaling='yarn', rope_factor=4)"
         )
-    kv_dtype, num_ranks = options.kv_dtype or ops.default_kv_dtype, options.tensor_parallel_size
+    kv_dtype, num_ranks = options.kv_dtype or default_kv_dtype(config, ops), options.tensor_parallel_size
+    if options.kv_dtype is None and kv_dtype != ops.default_kv_dtype:
+        _log.warning(
+            "the KV cache is %s: values of this kind of model do not fit %s; kv_dtype (--kv-dtype) chooses another",
+            kv_dtype,
+            ops.default_kv_dtype,
+        )
     weights = find_weights(config, checkpoint)
     prepare = Preparation(options.quantize)
     units = cut_units(config, weights, prepare.stored_type)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from karat.check.model.context import Array, Context
 from karat.check.model.kinds import Given, Kind
+from karat.check.model.right.elementwise import capped
 from karat.check.model.tokens import NOBODY, Tokens
 
 
@@ -50,13 +51,15 @@ class Scores:
     sources: NDArray[np.int64] | None
     context: Context
     others: Sequence[Array] = ()
+    cap: np.floating | None = None
 
 
 def scores(a: Scores) -> Array:
     """[heads, tokens, context]"""
     k = a.context.cached(a.k)[:, a.kv_head]
     every_pair = a.q.transpose(1, 0, 2) @ k.transpose(1, 2, 0)  # [heads, tokens, tokens]
-    return np.where(a.seen, _by_position(every_pair, a.sources) * a.scale, -np.inf)
+    found = _by_position(every_pair, a.sources) * a.scale
+    return np.where(a.seen, found if a.cap is None else capped(found, a.cap), -np.inf)
 
 
 def _by_position(every_pair: Array, sources: NDArray[np.int64] | None) -> Array:
@@ -70,7 +73,8 @@ def _scores(given: Given) -> Array:
     (q, k, *others), tokens = given.inputs, given.context.tokens
     seen = given.replace(visible)(Visible(tokens.positions, tokens.positions, given.params["window"], tokens))
     kv_head, scale = kv_head_of(q.shape[1], k.shape[1]), given.number("scale")
-    return given.replace(scores)(Scores(q, k, kv_head, scale, seen, _sources(tokens), given.context, others))
+    cap = None if given.params["cap"] is None else given.number("cap")
+    return given.replace(scores)(Scores(q, k, kv_head, scale, seen, _sources(tokens), given.context, others, cap))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,7 +166,7 @@ def _sources(tokens: Tokens) -> NDArray[np.int64] | None:
 
 
 KINDS = (
-    Kind("scores", _scores, ("scale", "window")),
+    Kind("scores", _scores, ("scale", "window", "cap")),
     Kind("softmax", _softmax, ("sinks",), roundings=4),
     Kind("mix", _mix),
 )

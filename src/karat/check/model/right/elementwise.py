@@ -3,6 +3,7 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,20 +22,33 @@ def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
+def gelu(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def capped(x: Array, cap: np.floating) -> Array:
+    return np.tanh(x / cap) * cap
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Swiglu:
+class GateAndUp:
     gate: Array
     up: Array
     activation: Callable[[Array], Array] = silu
 
 
-def silu_mul(a: Swiglu) -> Array:
+def activated(a: GateAndUp) -> Array:
     return a.activation(a.gate) * a.up
 
 
 def _silu_mul(given: Given) -> Array:
     gate, up = given.inputs
-    return given.replace(silu_mul)(Swiglu(gate, up))
+    return given.replace(activated)(GateAndUp(gate, up))
+
+
+def _gelu_mul(given: Given) -> Array:
+    gate, up = given.inputs
+    return given.replace(activated)(GateAndUp(gate, up, gelu))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,12 +127,28 @@ def _scale(given: Given) -> Array:
     return given.replace(scale)(Scaled(given.inputs[0], given.number("factor")))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Capped:
+    x: Array
+    cap: np.floating
+
+
+def soft_cap(a: Capped) -> Array:
+    return capped(a.x, a.cap)
+
+
+def _soft_cap(given: Given) -> Array:
+    return given.replace(soft_cap)(Capped(given.inputs[0], given.number("cap")))
+
+
 # Sigmoid: 4 of its exponential, a sum and a quotient; with a product 7.
 KINDS = (
     Kind("silu_mul", _silu_mul, of=api.SiluMul, roundings=8),
+    Kind("gelu_mul", _gelu_mul, of=api.GeluMul, roundings=14),
     Kind("sigmoid_mul", _sigmoid_mul, of=api.SigmoidMul, roundings=8),
     Kind("add", _add, of=api.Add),
     Kind("mul", _mul, of=api.Mul),
     Kind("sigmoid", _sigmoid, of=api.Sigmoid, roundings=6),
     Kind("scale", _scale, ("factor",), of=api.Scale, roundings=2),
+    Kind("soft_cap", _soft_cap, ("cap",), of=api.SoftCap, roundings=6),
 )
