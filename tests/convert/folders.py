@@ -15,6 +15,16 @@ from tests.support.parallel import hub_name
 from tests.support.sideways import sideways
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": {"model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
+    "gemma3_text": {
+        "model_type": "gemma3_text",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 24,
+        "num_hidden_layers": 6,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_local_base_freq": 500.0,
+    },
     "llama": {},
     "llama with biases": {"attention_bias": True, "mlp_bias": True},
     "llama 3": {

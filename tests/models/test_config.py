@@ -1,9 +1,10 @@
 """config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over.
 
-Covers: karat.models.family, karat.models.gpt_oss, karat.models.granite, karat.models.llama, karat.models.mistral,
-karat.models.ministral3, karat.models.qwen2, karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe,
-karat.models.mixtral, karat.models.mixtures, karat.models.olmo2, karat.models.olmoe, karat.models.reader,
-karat.models.seed_oss, karat.models.smollm3, karat.models.lfm2, karat.models.lfm2_moe.
+Covers: karat.models.family, karat.models.gemma2, karat.models.gemma3_text, karat.models.gemmas, karat.models.gpt_oss,
+karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.ministral3, karat.models.qwen2,
+karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral, karat.models.mixtures,
+karat.models.olmo2, karat.models.olmoe, karat.models.reader, karat.models.ropes, karat.models.seed_oss,
+karat.models.smollm3, karat.models.lfm2, karat.models.lfm2_moe.
 """
 
 import copy
@@ -39,7 +40,24 @@ COMMON: dict[str, Any] = {
     "initializer_range": 0.02,
     "attention_dropout": 0.0,
 }
+_GEMMA = {
+    "hidden_act": ...,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 64,
+    "head_dim": 12,
+    "query_pre_attn_scalar": 12,
+    "attention_bias": False,
+    "use_bidirectional_attention": False,
+}
 EXTRA: dict[str, dict[str, Any]] = {
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3_text": {
+        **_GEMMA,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "rope_local_base_freq": 10000,
+        "sliding_window_pattern": 2,
+    },
     "granite": {
         "attention_bias": False,
         "mlp_bias": False,
@@ -184,6 +202,16 @@ EXTRA: dict[str, dict[str, Any]] = {
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
 
+ROPE_BY_KIND = ("gemma3_text",)
+
+
+def rope_of(family: str, **rope: Any) -> dict[str, Any]:
+    """rope_parameters as transformers 5 has them for the family."""
+    if family not in ROPE_BY_KIND:
+        return rope
+    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+
+
 def raw_config(family: str, **changes: Any) -> dict[str, Any]:
     raw = {"model_type": family, "architectures": [FAMILIES[family].architecture], **COMMON, **EXTRA[family], **changes}
     return copy.deepcopy({key: value for key, value in raw.items() if value is not ...})
@@ -192,7 +220,9 @@ def raw_config(family: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_4_and_5_write_the_same_model(family: str) -> None:
     four = raw_config(family, rope_theta=1e6, rope_scaling={"type": "yarn", **YARN}, torch_dtype="bfloat16")
-    five = raw_config(family, rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, **YARN}, dtype="bfloat16")
+    five = raw_config(
+        family, rope_parameters=rope_of(family, rope_type="yarn", rope_theta=1e6, **YARN), dtype="bfloat16"
+    )
     config = read_config(four)
     assert config == read_config(five)
     assert config.rope.theta == 1e6
@@ -202,6 +232,79 @@ def test_transformers_4_and_5_write_the_same_model(family: str) -> None:
 
 
 RELEASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (  # a Gemma 3 release: five windows, then a layer that sees all keys and has another RoPE
+        {
+            "architectures": ["Gemma3ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attn_logit_softcapping": None,
+            "bos_token_id": 2,
+            "cache_implementation": "hybrid",
+            "eos_token_id": [1, 106],
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 1152,
+            "initializer_range": 0.02,
+            "intermediate_size": 6912,
+            "max_position_embeddings": 32768,
+            "model_type": "gemma3_text",
+            "num_attention_heads": 4,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 1,
+            "pad_token_id": 0,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_local_base_freq": 10000,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "sliding_window_pattern": 6,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.50.0.dev0",
+            "use_cache": True,
+            "vocab_size": 262144,
+        },
+        {
+            "layer_windows": (*(*(512,) * 5, None) * 4, 512, 512),
+            "rope": RopeConfig(theta=1e6),
+            "window_rope": RopeConfig(theta=1e4),
+            "tie_word_embeddings": True,
+        },
+    ),
+    (  # a Gemma 2 release
+        {
+            "architectures": ["Gemma2ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attn_logit_softcapping": 50.0,
+            "bos_token_id": 2,
+            "cache_implementation": "hybrid",
+            "eos_token_id": [1, 107],
+            "final_logit_softcapping": 30.0,
+            "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 2304,
+            "initializer_range": 0.02,
+            "intermediate_size": 9216,
+            "max_position_embeddings": 8192,
+            "model_type": "gemma2",
+            "num_attention_heads": 8,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 4,
+            "pad_token_id": 0,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 10000.0,
+            "sliding_window": 4096,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.42.4",
+            "use_cache": True,
+            "vocab_size": 256000,
+        },
+        {"layer_windows": (4096, None) * 13, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
+    ),
     (  # a Qwen2.5 release: a window that is stated and not used, a null-free transformers 4 file
         {
             "architectures": ["Qwen2ForCausalLM"],
@@ -423,6 +526,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"model_type": "gpt2"}, "model_type='gpt2'"),
     ("llama", {"model_type": ...}, "model_type=None"),
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    ("gemma2", {"hidden_activation": "gelu"}, "computed with gelu_pytorch_tanh"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0.0"),
+    ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping=-1.0"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+    (
+        "gemma3_text",
+        {"sliding_window": None, "layer_types": ["sliding_attention"] * 4},
+        "no sliding_window is in force",
+    ),
+    ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern=0"),
+    ("gemma3_text", {"_sliding_window_pattern": 5}, "_sliding_window_pattern=5"),
+    ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, "expected an object for each of full_attention"),
+    (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": {}}, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        "rope_parameters and rope_scaling are both stated",
+    ),
+    ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_theta": 5.0}}}, "rope_local_base_freq=10000.0"),
     ("granite", {"logits_scaling": 0}, "logits_scaling=0.0"),
     ("granite", {"logits_scaling": True}, "logits_scaling=True"),
     (
@@ -674,6 +796,8 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     assert read_config(raw_config(family, num_key_value_heads=None)).num_kv_heads == 4
     changes: list[dict[str, Any]] = []
     if family not in (
+        "gemma2",
+        "gemma3_text",
         "gpt_oss",
         "lfm2",
         "lfm2_moe",
@@ -687,8 +811,11 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         "qwen3_next",
     ):  # transformers 5 refuses it
         changes += [{"num_key_value_heads": None}]
-    changes += [{"rope_parameters": {"rope_type": "yarn", **YARN, "finetuned": True, "extrapolation_factor": 1}}]
-    if family not in ("granite", "llama", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "seed_oss"):
+    yarn = rope_of(family, rope_type="yarn", **YARN, finetuned=True, extrapolation_factor=1)
+    changes += [{"rope_parameters": yarn}]
+    if family.startswith("gemma"):
+        changes += [{"sliding_window": ...}, {"layer_types": None}]
+    elif family not in ("granite", "llama", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "seed_oss"):
         changes += [{"sliding_window": ...}, {"sliding_window": None}]
     if family in ("qwen2", "qwen3"):
         changes += [{"use_sliding_window": True, "sliding_window": ..., "max_window_layers": 2}]
@@ -703,7 +830,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         window = getattr(theirs, "sliding_window", None)
         kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 4
         assert ours.layer_windows == tuple(window if kind == "sliding_attention" else None for kind in kinds), change
-        assert ours.rope.rope_type == theirs.rope_parameters["rope_type"]
+        assert ours.rope.rope_type == theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_type"]
 
 
 def test_the_stated_type_is_information_and_refuses_nothing() -> None:
@@ -743,4 +870,5 @@ def test_transformers_own_files_are_read(tmp_path: Any) -> None:
         assert ours.num_layers == config.num_hidden_layers
         assert ours.head_dim == getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         assert ours.tie_word_embeddings == config.tie_word_embeddings
-        assert ours.rope.theta == config.rope_parameters["rope_theta"]
+        rope = config.rope_parameters
+        assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"]

@@ -19,6 +19,7 @@ OTHER_MEANINGS = {
     "check/diagnosis/peers.py": "pre-tokenizers in GGUF",
     "bench/shapes.py": "config.json of released models",
     "convert/tokenizer.py": "kinds of tokenizers in GGUF",
+    "text/tools/lfm2.py": "a format of calls",
     "text/tools/llama.py": "a format of calls",
     "text/tools/mistral.py": "a format of calls",
     "text/byte_vocabulary.py": "pre-tokenizers of classes of tokenizers",

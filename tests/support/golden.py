@@ -56,6 +56,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "mistral": {"sliding_window": 20},
+    "gemma2": {"sliding_window": 20, "attention_bias": True},
+    "gemma3_text": {"sliding_window": 20, "sliding_window_pattern": 2, "final_logit_softcapping": 2.0},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
     "granite": {"attention_bias": True},

@@ -15,6 +15,8 @@ import torch
 import transformers
 
 FAMILIES = (
+    "gemma2",
+    "gemma3_text",
     "gpt_oss",
     "granite",
     "lfm2",
@@ -36,7 +38,8 @@ FAMILIES = (
     "smollm3",
 )
 # Those whose modules have Llama's names in transformers: others are in no trace of it yet.
-RECORDED = tuple(family for family in FAMILIES if family not in ("lfm2", "lfm2_moe", "qwen3_next"))
+_NOT_RECORDED = ("gemma2", "gemma3_text", "lfm2", "lfm2_moe", "qwen3_next")
+RECORDED = tuple(family for family in FAMILIES if family not in _NOT_RECORDED)
 _MARGIN = 1e-4
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -46,8 +49,16 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
-    free_head_dim = family.startswith("qwen3") or family in ("gpt_oss", "ministral3", "mistral", "mixtral", "seed_oss")
-    if free_head_dim:
+    free_head_dim = family.startswith(("gemma", "qwen3")) or family in (
+        "gpt_oss",
+        "ministral3",
+        "mistral",
+        "mixtral",
+        "seed_oss",
+    )
+    if family.startswith("gemma"):  # a multiple of the heads, which transformers wants
+        hidden = num_heads * rng.choice([5, 7, 9, 12])
+    elif free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
     elif family in ("granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
         hidden = num_heads * rng.choice([5, 7, 9, 12])
@@ -152,7 +163,49 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config = {key: value for key, value in config.items() if value is not None}
     if family == "seed_oss":
         config["attention_out_bias"] = rng.random() < 0.5
+    if family.startswith("gemma"):
+        config |= _draw_gemma(rng, config)
+        del config["hidden_act"]
     return config
+
+
+def _draw_gemma(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    """Windows, another divisor of q than the usual, caps that are felt, and RoPE by kind of layer in Gemma 3."""
+    num_layers, caps = config["num_hidden_layers"], {"final_logit_softcapping": rng.choice([None, 2.5, 30.0])}
+    if config["model_type"] == "gemma2":
+        layers: dict[str, Any] = rng.choice([{}, {"layer_types": _draw_types(rng, num_layers)}])
+        caps["attn_logit_softcapping"] = rng.choice([None, 15.0, 25.0])
+    else:
+        local = {"sliding_attention": draw_rope(rng), "full_attention": config["rope_parameters"]}
+        for rope in local.values():
+            rope.pop("truncate", None)  # transformers 5.24 looks for it beside the kinds
+        layers = rng.choice([{"sliding_window_pattern": 2}, {"layer_types": _draw_types(rng, num_layers)}])
+        layers |= {"rope_parameters": local}
+    return {
+        **layers,
+        **caps,
+        "pad_token_id": 0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": rng.choice([7, 33, 64]),
+        "query_pre_attn_scalar": rng.choice([5, 8]),
+        "attention_bias": rng.random() < 0.5,
+    }
+
+
+def draw_gemma_of_gguf(rng: random.Random, family: str) -> dict[str, Any]:
+    """A config.json of a Gemma that a GGUF file can state: RoPE and q's divisor are as the architecture has them."""
+    config = draw_config(rng, family, rng.choice(["default", "linear"]))
+    config |= {"final_logit_softcapping": 4.0, "query_pre_attn_scalar": config["head_dim"]}
+    config |= {"num_hidden_layers": rng.choice([1, 3, 7])}
+    if family == "gemma2":  # of which the gguf package knows no head
+        config |= {"attn_logit_softcapping": 12.0, "tie_word_embeddings": True}
+    else:
+        config["rope_parameters"]["sliding_attention"] = {"rope_type": "default", "rope_theta": 500.0}
+    return {key: value for key, value in config.items() if key not in ("layer_types", "sliding_window_pattern")}
+
+
+def _draw_types(rng: random.Random, num_layers: int) -> list[str]:
+    return rng.choices(["full_attention", "sliding_attention"], k=num_layers)
 
 
 def _class_of(family: str) -> str:
@@ -328,7 +381,8 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim == 1 and "norm" in name:
                 mean = 2.0 if any(part in name for part in ("q_norm", "k_norm", "q_layer", "k_layer")) else 1.0
-                mean -= "linear_num_key_heads" in config and "linear_attn" not in name  # to which 1 is added
+                is_plus_one = "linear_num_key_heads" in config and "linear_attn" not in name
+                mean -= is_plus_one or config["model_type"].startswith("gemma")  # to which 1 is added
                 parameter.copy_(mean + 0.3 * noise)
             elif name.endswith("A_log"):  # rates of decay from 0.01 to 16
                 parameter.copy_(torch.log(0.01 + 16 * torch.rand(parameter.shape, generator=generator)))

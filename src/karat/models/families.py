@@ -5,6 +5,9 @@ from typing import Any
 
 from karat.checkpoint.composite import Composite
 from karat.models import (
+    gemma2,
+    gemma3,
+    gemma3_text,
     gpt_oss,
     granite,
     lfm2,
@@ -34,6 +37,8 @@ from karat.models.family import Family
 FAMILIES: Mapping[str, Family[Any]] = {
     family.model_type: family
     for family in (
+        gemma2.FAMILY,
+        gemma3_text.FAMILY,
         gpt_oss.FAMILY,
         granite.FAMILY,
         lfm2.FAMILY,
@@ -57,5 +62,5 @@ FAMILIES: Mapping[str, Family[Any]] = {
 }
 COMPOSITES: Mapping[str, Composite] = {
     composite.model_type: composite
-    for composite in (mistral3.COMPOSITE, qwen3_5.COMPOSITE, qwen3_5_moe.COMPOSITE, voxtral.COMPOSITE)
+    for composite in (gemma3.COMPOSITE, mistral3.COMPOSITE, qwen3_5.COMPOSITE, qwen3_5_moe.COMPOSITE, voxtral.COMPOSITE)
 }

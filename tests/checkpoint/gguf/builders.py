@@ -143,6 +143,7 @@ def write_model(
     """What the gguf package makes of a Hugging Face model: its config.json and float32 weights."""
     family = config["model_type"]
     named = {
+        "gemma3_text": "gemma3",
         "gpt_oss": "gpt-oss",
         "ministral3": "mistral3",
         "mistral": "llama",
@@ -190,8 +191,16 @@ def write_model(
         writer.add_logit_scale(config["logits_scaling"])
     if family == "ministral3":
         writer.add_attn_temperature_scale(config["rope_parameters"]["llama_4_scaling_beta"])
-    if family == "gpt_oss":
+    if family == "gpt_oss" or family.startswith("gemma"):
         writer.add_sliding_window(config["sliding_window"])
+    if family.startswith("gemma"):
+        for add, key in (
+            (writer.add_final_logit_softcapping, "final_logit_softcapping"),
+            (writer.add_attn_logit_softcapping, "attn_logit_softcapping"),
+        ):
+            if cap := config.get(key):
+                add(cap)
+        weights = {name: each + np.float32("norm" in name) for name, each in weights.items()}
     if "linear_num_key_heads" in config:
         key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
         writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
@@ -310,6 +319,9 @@ def stacked(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.
 
 def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:
     rope = config["rope_parameters"]
+    if "full_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
     theta, factor = rope["rope_theta"], rope.get("factor")
     writer.add_rope_freq_base(theta)
     match rope["rope_type"]:

@@ -49,7 +49,8 @@ from tests.checkpoint.gguf.builders import (
 from tests.support.calls import count_calls
 from tests.support.drawn import examples
 
-HYBRIDS = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")  # files do not store what folders do
+HYBRIDS = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+STORED_OTHERWISE = ("gemma2", "gemma3_text", *HYBRIDS)  # files do not store what folders do
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 F32_TYPE = np.dtype(np.float32)
 
@@ -119,10 +120,29 @@ def _limits(form: str) -> tuple[int, int]:
     return (-(1 << bits - 1), (1 << bits - 1) - 1) if form[1].islower() else (0, (1 << bits) - 1)
 
 
+def _hybrid(rng: random.Random, family: str, seed: int) -> dict[str, Any]:
+    """A config.json with delta nets that a GGUF file can state; for every second seed it states which layers are."""
+    from tests.support import random_models
+
+    raw = random_models.draw_config(rng, family, "default")
+    raw |= {"full_attention_interval": rng.choice([1, 2, 3])}
+    for key in ("layer_types", "mlp_only_layers", "decoder_sparse_step"):
+        raw.pop(key, None)
+    if seed % 2 == 0:
+        kinds = ["full_attention", "linear_attention", "full_attention"]
+        raw |= {"num_hidden_layers": len(kinds), "layer_types": kinds}
+    if "norm_topk_prob" in raw:
+        raw["norm_topk_prob"] = True
+    raw["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4} | {
+        key: raw["rope_parameters"][key] for key in ("partial_rotary_factor",) if key in raw["rope_parameters"]
+    }
+    return raw
+
+
 class TestSameModel:
     @pytest.mark.drawn(20)
     @pytest.mark.parametrize("seed", range(6))
-    @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in HYBRIDS])
+    @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in STORED_OTHERWISE])
     def test_config_and_weights(self, family: str, seed: int, tmp_path: Path) -> None:
         """Of a random model that the gguf package wrote; in parts for every second one."""
         pytest.importorskip("torch", exc_type=ImportError)
@@ -194,7 +214,7 @@ class TestSameModel:
 
     @pytest.mark.drawn(2)
     @pytest.mark.parametrize("seed", range(6))
-    @pytest.mark.parametrize("family", HYBRIDS)
+    @pytest.mark.parametrize("family", STORED_OTHERWISE)
     def test_logits_where_weights_are_stored_otherwise(self, family: str, seed: int, tmp_path: Path) -> None:
         """Tiled value heads, norms with 1 + weight, rates without logarithm: in float64 the folder's model.
 
@@ -206,18 +226,9 @@ class TestSameModel:
         from tests.support import forward, random_models
 
         rng = random.Random(f"{family} {seed}")
-        raw = random_models.draw_config(rng, family, "default")
-        raw |= {"full_attention_interval": rng.choice([1, 2, 3])}
-        for key in ("layer_types", "mlp_only_layers", "decoder_sparse_step"):
-            raw.pop(key, None)
-        if seed % 2 == 0:
-            kinds = ["full_attention", "linear_attention", "full_attention"]
-            raw |= {"num_hidden_layers": len(kinds), "layer_types": kinds}
-        if "norm_topk_prob" in raw:
-            raw["norm_topk_prob"] = True
-        raw["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4} | {
-            key: raw["rope_parameters"][key] for key in ("partial_rotary_factor",) if key in raw["rope_parameters"]
-        }
+        raw = (
+            random_models.draw_gemma_of_gguf(rng, family) if family.startswith("gemma") else _hybrid(rng, family, seed)
+        )
         hf = random_models.build(raw, seed)
         weights = {name: each.detach().numpy() for name, each in hf.state_dict().items()}
         if raw["tie_word_embeddings"]:

@@ -19,9 +19,8 @@ def test_every_name_and_back(family: str) -> None:
     form = FAMILIES[family].gguf
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == form.architecture)
     names = gguf.get_tensor_name_map(kind, 11)
-    raw = parallel.config_of(
-        family, num_hidden_layers=11, tie_word_embeddings=family == "lfm2_moe"
-    )  # gguf has no head there
+    has_no_head = family in ("gemma2", "lfm2_moe")  # in the gguf package
+    raw = parallel.config_of(family, num_hidden_layers=11, tie_word_embeddings=has_no_head)
     biases = [field.name for field in fields(read_config(raw)) if field.name.endswith("_bias")]
     specs = weight_specs(read_config(raw | dict.fromkeys(biases, True)))
     assert len(specs) >= 3 + 11 * 9

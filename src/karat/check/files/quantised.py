@@ -11,6 +11,7 @@ from karat.check.model.checked import CheckedModel
 from karat.check.model.weights import CheckpointWeights
 from karat.checkpoint.gguf import GgufCheckpoint
 from karat.checkpoint.weights import Weight
+from karat.models.families import FAMILIES
 from karat.quant import FORMATS
 
 _PART = 1 << 22  # values that are compared at a time
@@ -40,13 +41,14 @@ def distances(model: CheckedModel, original: CheckedModel) -> Distances:
 
     A tensor of another shape, or with one element (of a plain type) or one block that no rounding makes, is a fault.
     """
-    ours, theirs = model.weights(), original.weights()
+    originals = _as_stored(model, original)
+    ours, theirs = model.weights(), CheckpointWeights(originals)
     weighed = _states_importance(model)
     by_type: dict[str, list[float]] = {}
     found: dict[str, float] = {}
     faults = []
     for name, weight in model.stored.items():
-        right = original.stored.get(name)
+        right = originals.get(name)
         if right is None or right.shape != weight.shape:
             has = "has no such tensor" if right is None else f"has {list(right.shape)}"
             faults.append(f"{name}: {list(weight.shape)} here, and the original {has}")
@@ -73,6 +75,14 @@ def distances(model: CheckedModel, original: CheckedModel) -> Distances:
         worst = max(found, key=found.__getitem__)
         lines.append(f"furthest from the original: {worst}, {found[worst]:.2g}")
     return Distances(lines, faults, {"original": str(original.path), "tensors": found})
+
+
+def _as_stored(model: CheckedModel, original: CheckedModel) -> dict[str, Weight]:
+    """The original's weights as a file of the model's kind has them: GGUF files have 1 + weight of some norms."""
+    if not isinstance(model.checkpoint, GgufCheckpoint):
+        return dict(original.stored)
+    form = FAMILIES[original.config.model_type].gguf
+    return {name: form.as_stored(original.config, weight).settled() for name, weight in original.stored.items()}
 
 
 def _states_importance(model: CheckedModel) -> bool:

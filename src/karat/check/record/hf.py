@@ -202,6 +202,8 @@ def refuse_other_modules(model: Any) -> None:
     for name in ("embed_tokens", "norm", "rotary_emb"):
         if not hasattr(model.model, name):
             raise _other_modules(model, f"it has no {name}")
+    if hasattr(model.model.embed_tokens, "embed_scale"):
+        raise _other_modules(model, "its embedding is scaled by the module itself")
 
 
 def _other_modules(model: Any, why: object) -> ExecutorError:
