@@ -28,7 +28,7 @@ namespace karat::KARAT_ISA_NAMESPACE {
 
 // Layers of more rows are multiplied by tiles. A tile takes as long for one row as for 16: at these numbers it should
 // take as long as VNNI, by the counts of instructions. Not measured.
-inline constexpr std::size_t kMostRowsWithoutTiles[] = {0, 12, 8, 8};  // by Activations
+constexpr std::size_t kMostRowsWithoutTiles[] = {0, 12, 8, 8};  // by Activations
 
 // A larger power is not in x: sums of one digit, times 256, would be infinite.
 inline constexpr float kMostPowerInX = 0x1p99f;

@@ -50,14 +50,13 @@ bool tiles_multiply() {
     alignas(64) std::uint16_t ones[512];
     alignas(64) float sums[256];
     for (std::uint16_t& one : ones) one = 0x3f80;
-    {
-        Tiles<32, 6> tiles;
-        tiles.zero<0>();
-        tiles.load_x<4>(reinterpret_cast<const std::uint8_t*>(ones));
-        tiles.load_codes<6>(reinterpret_cast<const std::uint8_t*>(ones));
-        tiles.multiply<0, 4, 6>();
-        tiles.store<0>(sums);
-    }
+    Tiles<32, 6> tiles;
+    tiles.zero<0>();
+    tiles.load_x<4>(reinterpret_cast<const std::uint8_t*>(ones));
+    tiles.load_codes<6>(reinterpret_cast<const std::uint8_t*>(ones));
+    tiles.multiply<0, 4, 6>();
+    tiles.store<0>(sums);
+    tiles.release();
     for (const float sum : sums)
         if (sum != 32) return false;
     return true;

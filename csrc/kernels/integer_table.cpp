@@ -16,7 +16,8 @@ void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last
 }
 
 std::size_t row_bytes(Activations activations, std::size_t columns) {
-    return columns / kDigitColumns * kDigitBlockBytes[static_cast<int>(activations)];
+    constexpr std::size_t kBlock[] = {0, DigitBlock<1>::kBytes, DigitBlock<2>::kBytes, DigitBlock<3>::kBytes};
+    return columns / kDigitColumns * kBlock[static_cast<int>(activations)];
 }
 
 }  // namespace

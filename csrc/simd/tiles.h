@@ -28,6 +28,7 @@ public:
 
 #if defined(KARAT_TILES_BY_LOOPS)
     KARAT_INLINE Tiles() {}
+    KARAT_INLINE void release() {}
     Tiles(const Tiles&) = delete;
 
     template <int T>
@@ -81,8 +82,9 @@ private:
         }
         __asm__ volatile("ldtilecfg %0" ::"m"(shapes));
     }
-    // Tiles that are not released are saved at every switch of threads.
-    KARAT_INLINE ~Tiles() { __asm__ volatile("tilerelease"); }
+    // At the end of use: tiles that are not released are saved at every switch of threads. No destructor, because code
+    // for exceptions would come with it.
+    KARAT_INLINE void release() { __asm__ volatile("tilerelease"); }
     Tiles(const Tiles&) = delete;
 
     template <int T>
