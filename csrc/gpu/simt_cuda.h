@@ -97,8 +97,10 @@ struct Cta {
 // How many blocks of threads a multiprocessor is to have registers for: Kernel::kBlocksOfCore, or 1.
 template <class Kernel>
 constexpr int blocks_of_core() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ <= 900  // later ones spill by it, and none was measured
     if constexpr (requires { Kernel::kBlocksOfCore; }) return Kernel::kBlocksOfCore;
-    else return 1;
+#endif
+    return 1;
 }
 
 // Whether the next launch may begin at once, Kernel::kIsShort: one that has few blocks beside. The blocks of two
