@@ -36,7 +36,6 @@ struct Copy {
 };
 void upload(Device& device, const Copy& copy);    // `from` may be changed at once
 void download(Device& device, const Copy& copy);  // waits for all that was asked before
-void copy(Device& device, const Copy& copy);      // from the device to the device
 void fill(Device& device, void* at, int byte, std::size_t bytes);
 
 // Memory of the host that downloads are fast to.
@@ -45,7 +44,7 @@ void release_host(void* at);
 
 // Launches that were recorded once, to be asked for again together: a graph of CUDA's, a list in the emulation.
 //
-// Between the two functions launches, fills and copies on the device are noted and not done; nothing can be uploaded or
+// Between the two functions launches and fills are noted and not done; nothing can be uploaded or
 // downloaded. What is allocated meanwhile stays with the device (ReusedMemory): a recording reads what it wrote itself,
 // and memory that was allocated before.
 struct Recording {

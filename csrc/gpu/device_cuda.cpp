@@ -108,10 +108,6 @@ void download(Device& device, const Copy& c) {
     require(cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDeviceToHost, device.stream), "a copy from the GPU");
     require(cudaStreamSynchronize(device.stream), "the GPU");
 }
-void copy(Device& device, const Copy& c) {
-    device.use();
-    require(cudaMemcpyAsync(c.to, c.from, c.bytes, cudaMemcpyDeviceToDevice, device.stream), "a copy on the GPU");
-}
 void fill(Device& device, void* at, int byte, std::size_t bytes) {
     device.use();
     require(cudaMemsetAsync(at, byte, bytes, device.stream), "the GPU's memory");

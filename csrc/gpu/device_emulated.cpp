@@ -58,9 +58,6 @@ void download(Device& device, const Copy& c) {
     refuse_while_recording(device);
     std::memcpy(c.to, c.from, c.bytes);
 }
-void copy(Device& device, const Copy& c) {
-    device.run_or_record([c] { std::memcpy(c.to, c.from, c.bytes); });
-}
 void fill(Device& device, void* at, int byte, std::size_t bytes) {
     device.run_or_record([=] { std::memset(at, byte, bytes); });
 }

@@ -138,6 +138,13 @@ struct SigmoidMul {
     }
 };
 
+// 16 bytes.
+struct Copy16 {
+    const U4* from;
+    U4* to;
+    KARAT_INLINE void operator()(int i) const { to[i] = value_at<U4>(from + i); }
+};
+
 struct Add {
     const float *x, *y;
     float* out;

@@ -120,6 +120,10 @@ void scale(Device& device, const float* x, float factor, int count, float* out) 
 }
 void rope(Device& device, const RopeShape& shape) { for_each(device, pairs_of(shape), rope_of(shape)); }
 
+void copy(Device& device, const void* from, void* to, int count) {
+    for_each(device, count, Copy16{static_cast<const U4*>(from), static_cast<U4*>(to)});
+}
+
 void route(Device& device, const float* logits, int rows, int experts, int chosen, bool renormalised, std::int32_t* ids,
            float* weights) {
     for_each(device, rows, RouteRow{logits, experts, chosen, renormalised, ids, weights});

@@ -38,6 +38,9 @@ void add(Device& device, const float* x, const float* y, int count, float* out);
 void scale(Device& device, const float* x, float factor, int count, float* out);
 void rope(Device& device, const RopeShape& shape);
 
+// `count` pieces of 16 bytes.
+void copy(Device& device, const void* from, void* to, int count);
+
 // The experts of each row of logits [rows, experts]: ids and weights [rows, chosen].
 void route(Device& device, const float* logits, int rows, int experts, int chosen, bool renormalised, std::int32_t* ids,
            float* weights);

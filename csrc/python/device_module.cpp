@@ -79,8 +79,8 @@ public:
     }
     void fill(const Array& to, int byte) { gpu::fill(device_, to.data(), byte, to.bytes()); }
     void copy(const Array& to, const Array& from) {
-        require(to.bytes() == from.bytes(), "an array to copy to");
-        gpu::copy(device_, {to.data(), from.data(), to.bytes()});
+        require(to.bytes() == from.bytes() && to.bytes() % 16 == 0, "an array to copy to");
+        gpu::copy(device_, from.data(), to.data(), narrow(to.bytes() / 16));
     }
     // float32, in memory that a device writes fast.
     nb::ndarray<nb::numpy, float, nb::ndim<1>> host_array(std::size_t size) {

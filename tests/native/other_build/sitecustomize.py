@@ -1,4 +1,4 @@
-"""Loads karat._native from the file that KARAT_TEST_NATIVE names, in this interpreter and in those that it starts.
+"""Loads karat._native and karat._emulated from the folder KARAT_TEST_BUILD, in this interpreter and in those it starts.
 
 For tools/sanitize, which puts this folder on PYTHONPATH: tests then run on a build that is not the installed one,
 however that one is found (an editable install has an import hook of its own).
@@ -9,18 +9,20 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 
 class OtherBuild:
-    """A finder that knows one module."""
+    """A finder that knows two modules."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "karat._native":
+        if name not in ("karat._native", "karat._emulated"):
             return None
-        return importlib.util.spec_from_file_location(name, os.environ["KARAT_TEST_NATIVE"])
+        built = next(Path(os.environ["KARAT_TEST_BUILD"]).glob(f"{name.removeprefix('karat.')}*.so"))
+        return importlib.util.spec_from_file_location(name, built)
 
 
-if "KARAT_TEST_NATIVE" in os.environ:
+if "KARAT_TEST_BUILD" in os.environ:
     sys.meta_path.insert(0, OtherBuild)
