@@ -273,3 +273,25 @@ def test_marks_of_calls_that_karat_writes_are_control_tokens_and_arguments_are_t
 
 def _call_of(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+BARE = """{%- for tool in tools or [] %}{{ tool.name }}: {{ tool.description }} {{ tool.parameters | tojson }}
+{% endfor %}{% for message in messages %}{{ message.role }}: {{ message.content }}
+{% endfor %}"""
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_template_that_reads_the_name_of_a_tool_itself_gets_functions(needs: bool) -> None:
+    """Given with the key `function` or without it; a template that reads both gets tools as they are."""
+    template = BARE.replace("tool.description", "tool.description + '.'") if needs else BARE
+    function = {"name": "clock", "parameters": {"type": "object"}}
+    tool = {"type": "function", "function": function}
+    dialect = dialect_of(byte_tokenizer(template))
+    assert (dialect.knows_tools, dialect.bare_tools, dialect.needs_descriptions) == (True, True, needs)
+    told = [{**function, "description": ""}] if needs else [function]
+    assert dialect.described([tool]) == told
+    assert dialect.described([function]) == told
+    dialect.require_tools(read=False)
+    nested = dialect_of(byte_tokenizer(BARE.replace("in tools or []", "in (tools or []) | map(attribute='function')")))
+    assert not nested.bare_tools and nested.described([tool]) == [tool]
+    assert not dialect_of(byte_tokenizer(BARE.replace("tools or []", "[]"))).knows_tools

@@ -49,6 +49,7 @@ class Dialect:
     are special tokens, which texts leave out unless special tokens are shown. `calls_apart`: of several calls of one
     message the template writes the first alone, or fails. `text_or_reasoning`: beside calls it takes one of both.
     `one_system`: of several system messages it writes one. `needs_descriptions`: it fails with a tool that has none.
+    `bare_tools`: it reads name and parameters of a tool itself, not of its key `function`.
     """
 
     knows_tools: bool = False
@@ -62,6 +63,7 @@ class Dialect:
     text_or_reasoning: bool = False
     one_system: bool = False
     needs_descriptions: bool = False
+    bare_tools: bool = False
 
     def require_tools(self, *, read: bool) -> None:
         """UsageError if the template tells of no tools or, where calls are to be `read`, has no known form of them."""
@@ -121,8 +123,9 @@ class Dialect:
         return apart(told) if self.calls_apart else told
 
     def described(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Tools in OpenAI's form for the template."""
-        return [described(tool) for tool in tools] if self.needs_descriptions else tools
+        """Tools in OpenAI's form as the template reads them."""
+        told = [described(tool) for tool in tools] if self.needs_descriptions else tools
+        return [tool.get("function", tool) for tool in told] if self.bare_tools else told
 
     def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(message.get("tool_call_id"), str):
@@ -186,8 +189,10 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     tags = next((tags for tags in TAGS if tags[1] in source), None)
     variables = frozenset(name for name in _SWITCHES if name in source)
     knows_tools = _NAME in _rendered(tokenizer, [_USER], [_TOOL])
+    bare_tools = not knows_tools and _NAME in _rendered(tokenizer, [_USER], [_TOOL["function"]])
+    knows_tools |= bare_tools
     form = asked_for(tokenizer.template_sources)
-    tools = [_TOOL] if knows_tools else None
+    tools = [_TOOL["function"] if bare_tools else _TOOL] if knows_tools else None
     begun = _rendered(tokenizer, [_USER], tools)
     from_values, from_text = (
         _rendered(tokenizer, [_USER, _answer(is_text=is_text), _result()], tools) for is_text in (False, True)
@@ -207,7 +212,7 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     texts = [f"{number}-{_VALUE}" for number in range(2)]
     instructed = _rendered(tokenizer, [*({"role": "system", "content": text} for text in texts), _USER], None)
     one_system = sum(text in instructed for text in texts) == 1
-    needs_descriptions = knows_tools and not _rendered(tokenizer, [_USER], [_bare_tool()])
+    needs_descriptions = knows_tools and not _rendered(tokenizer, [_USER], [_undescribed(bare=bare_tools)])
     marks = "\0".join((*(tags or ()), *(form.marks + form.shape.texts if form else ())))
     special = (tokenizer.added_tokens[token_id] for token_id in tokenizer.special_ids)
     hides_marks = any(token and token in marks for token in special)
@@ -223,13 +228,15 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
         text_or_reasoning,
         one_system,
         needs_descriptions,
+        bare_tools,
     )
 
 
-def _bare_tool() -> dict[str, Any]:
+def _undescribed(*, bare: bool) -> dict[str, Any]:
     function = _TOOL["function"]
     assert isinstance(function, dict)
-    return {**_TOOL, "function": {name: value for name, value in function.items() if name != "description"}}
+    told = {name: value for name, value in function.items() if name != "description"}
+    return told if bare else {**_TOOL, "function": told}
 
 
 def _answer(*, is_text: bool) -> dict[str, Any]:

@@ -34,10 +34,11 @@ def read_call(call: Any) -> tuple[str, str, Mapping[str, Any]]:
 
 def described(tool: Message) -> Message:
     """The tool with a description, an empty one where it has none."""
-    function = tool.get("function")
+    function = tool.get("function", tool)
     if not isinstance(function, Mapping) or function.get("description") is not None:
         return tool
-    return {**tool, "function": {**function, "description": ""}}
+    told = {**function, "description": ""}
+    return told if function is tool else {**tool, "function": told}
 
 
 def text_of(message: Message) -> str:
