@@ -10,9 +10,14 @@ from transformers.cache_utils import DynamicCache
 from karat.check.trace.format import Array, Trace, make_info
 
 
-def side_by_side(traces: Sequence[Trace]) -> Trace:
-    """One trace, whose step i is step i of every sequence, one after the other."""
-    spans = [list(zip(t.info.steps, (*t.info.steps[1:], t.info.num_tokens), strict=True)) for t in traces]
+def side_by_side(traces: Sequence[Trace], *, in_turn: bool = False) -> Trace:
+    """One trace, whose step i is step i of every sequence, one after the other; `in_turn`: a sequence begins after the
+    last step of the one before it.
+    """
+    spans: list[list[tuple[int, int]]] = []
+    for t in traces:
+        waiting = [(0, 0)] * (len(spans[-1]) if in_turn and spans else 0)
+        spans.append([*waiting, *zip(t.info.steps, (*t.info.steps[1:], t.info.num_tokens), strict=True)])
     order, starts = [], []
     for step in range(max(map(len, spans))):
         starts.append(len(order))

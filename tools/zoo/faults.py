@@ -98,6 +98,7 @@ _SHARED: dict[str, Any] = {
 }
 _MIXTURE = {"family": "qwen3_moe"}
 _HYBRID: dict[str, Any] = {"family": "qwen3_5_text"}
+_SHORT: dict[str, Any] = {"family": "lfm2"}
 _MIXED = {"steps": "mixed", **_NO_WINDOW}
 
 ROWS: tuple[Row, ...] = (
@@ -242,4 +243,10 @@ RECURRENT: tuple[Row, ...] = (
     Row("state-lost", recurrence.rule(restarts=64), {**_HYBRID, "steps": "whole", "lengths": (80, 130)}, "in chunks"),
     Row("gate-halves", recurrence.gate_halves, _HYBRID),
     Row("norm-offset", recurrence.norm_offset, _HYBRID, "of hybrids"),
+    Row("gate-order", recurrence.gate_first, _HYBRID),
+    Row("conv-taps", recurrence.conv, _SHORT, "of short convolutions"),
+    Row("conv-activation", recurrence.activation_added, _SHORT, "of short convolutions"),
+    Row("conv-gates", recurrence.conv_gates, _SHORT),
+    Row("bias-missing", recurrence.bias_missing, {**_SHORT, "changes": {"conv_bias": True}}, "of short convolutions"),
+    Row("state-lost", recurrence.states, {**_SHORT, "steps": "mixed"}, "of short convolutions", cached=True),
 )

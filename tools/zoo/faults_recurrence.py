@@ -3,11 +3,13 @@
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from karat.check.record.hf_modules import mixer_of
 from tools.zoo.fault import Fault, layers, patch_module
 from tools.zoo.models import Subject
 
@@ -18,6 +20,11 @@ Update = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # S, k, v, 
 def _delta_nets(subject: Subject) -> list[Any]:
     """The delta nets of all layers, or of one: a model may have layers without."""
     return [layer.linear_attn for layer in layers(subject) if hasattr(layer, "linear_attn")]
+
+
+def _short_convs(subject: Subject) -> list[Any]:
+    """Those of LFM2, of all layers or of one."""
+    return [layer.conv for layer in layers(subject) if hasattr(layer, "conv")]
 
 
 def _add(state: Tensor, k: Tensor, change: Tensor) -> Tensor:
@@ -87,10 +94,12 @@ def rule(*, update: Update = right, tiled: bool = False, scaled: bool = True, re
 
 def conv(subject: Subject, stack: ExitStack) -> bool:
     """Taps in reverse, or every result a token late."""
-    nets = _delta_nets(subject)
+    kinds = [("linear_attn", "conv1d"), ("conv", "conv")]
+    of = layers(subject)
+    nets = [getattr(getattr(layer, a), b) for layer in of for a, b in kinds if hasattr(layer, a)]
     if subject.rng.random() < 0.5:
         for net in nets:
-            net.conv1d.weight.data = net.conv1d.weight.data.flip(-1)
+            net.weight.data = net.weight.data.flip(-1)
         return bool(nets)
     source = sys.modules[type(subject.hf.model).__module__]
     original = source.causal_conv1d_fn
@@ -106,6 +115,53 @@ def no_activation(subject: Subject, stack: ExitStack) -> bool:
     nets = _delta_nets(subject)
     for net in nets:
         net.activation = None
+    return bool(nets)
+
+
+def activation_added(subject: Subject, stack: ExitStack) -> bool:
+    source = sys.modules[type(subject.hf.model).__module__]
+    original = source.causal_conv1d_fn
+    patch_module(subject, stack, "causal_conv1d_fn", lambda *args, **more: nn.functional.silu(original(*args, **more)))
+    return bool(_short_convs(subject))
+
+
+def bias_missing(subject: Subject, stack: ExitStack) -> bool:
+    nets = _short_convs(subject)
+    for net in nets:
+        net.conv.bias.data = torch.zeros_like(net.conv.bias)
+    return bool(nets)
+
+
+def conv_gates(subject: Subject, stack: ExitStack) -> bool:
+    """Thirds of in_proj's rows in another order, or a gate left out."""
+    source = sys.modules[type(subject.hf.model).__module__]
+    order = subject.rng.choice([(1, 0, 2), (1, 2, 0), (0, 2, 1), (None, 1, 2), (0, None, 2)])
+
+    def forward(net: Any, hidden_states: Tensor, **_: Any) -> Tensor:
+        thirds = net.in_proj(hidden_states).transpose(-1, -2).chunk(3, dim=-2)
+        before, after, x = (None if place is None else thirds[place] for place in order)
+        x = x if before is None else before * x
+        x = source.causal_conv1d_fn(x, net.conv.weight.squeeze(1), net.conv.bias)
+        x = x if after is None else after * x
+        return net.out_proj(x.transpose(-1, -2).contiguous())
+
+    nets = _short_convs(subject)
+    for net in nets:
+        net.forward = partial(forward, net)
+    return bool(nets)
+
+
+def gate_first(subject: Subject, stack: ExitStack) -> bool:
+    """The gate multiplies before the norm."""
+    nets = _delta_nets(subject)
+    for net in nets:
+        norm = net.norm
+
+        def forward(x: Tensor, gate: Tensor, norm: Any = norm) -> Tensor:
+            x = x * nn.functional.silu(gate)
+            return norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
+
+        norm.forward = forward
     return bool(nets)
 
 
@@ -185,7 +241,8 @@ def norm_offset(subject: Subject, stack: ExitStack) -> bool:
 def states(subject: Subject, stack: ExitStack) -> bool:
     """Steps begin with zeros: the rule's, the convolution's, or both."""
     source = sys.modules[type(subject.hf.model).__module__]
-    what = subject.rng.choice(["rule", "conv", "both"])
+    mixers = [mixer_of(layer) for layer in subject.hf.model.layers]
+    what = subject.rng.choice(["rule", "conv", "both"]) if "linear_attn" in mixers else "conv"
     if what != "conv":
         for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
             original = getattr(source, name)
@@ -214,9 +271,9 @@ def states(subject: Subject, stack: ExitStack) -> bool:
         def length(_module: Any, args: Any, given: Any) -> None:
             forgetting[0] = (args[0] if args else given["hidden_states"]).shape[1]
 
-        for layer in subject.hf.model.layers:
-            if hasattr(layer, "linear_attn"):
-                layer.linear_attn.register_forward_pre_hook(length, with_kwargs=True)
+        for layer, mixer in zip(subject.hf.model.layers, mixers, strict=True):
+            if mixer != "self_attn":
+                getattr(layer, mixer).register_forward_pre_hook(length, with_kwargs=True)
         patch_module(subject, stack, "causal_conv1d_fn", of_chunk)
         patch_module(subject, stack, "causal_conv1d_update", of_token)
     return True

@@ -12,6 +12,7 @@ import torch
 from karat.check.model.graph import Graph, build_graph
 from karat.check.model.weights import CheckpointWeights
 from karat.check.record.executors import Steps
+from karat.check.record.hf_modules import part_of
 from karat.checkpoint.weights import Weight
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
@@ -102,18 +103,19 @@ def draw(
     if changes:
         allowed = set(raw) | _OPTIONAL.get(raw["model_type"], set())
         raw |= {key: value for key, value in changes.items() if key in allowed}
-        if "linear_num_key_heads" not in raw:
+        if not raw.keys() & {"linear_num_key_heads", "conv_L_cache"}:
             raw.pop("layer_types", None)
     hf = random_models.build(raw, rng.randrange(2**31))
     with torch.no_grad():
         for layer in hf.model.layers:
             if small_keys and hasattr(layer, "linear_attn"):
                 layer.linear_attn.conv1d.weight[: 2 * layer.linear_attn.key_dim] *= 1e-3
-            if hasattr(layer.mlp, "experts"):
-                layer.mlp.experts.gate_up_proj.mul_(gain)
+            mlp = part_of(layer, "mlp")
+            if hasattr(mlp, "experts"):
+                mlp.experts.gate_up_proj.mul_(gain)
             else:
-                layer.mlp.up_proj.weight.mul_(gain)
-                layer.mlp.gate_proj.weight.mul_(gain)
+                part_of(mlp, "up_proj").weight.mul_(gain)
+                part_of(mlp, "gate_proj").weight.mul_(gain)
         if stored not in FORMATS:
             for parameter in hf.parameters():
                 parameter.copy_(parameter.to(_BYTES[stored]).to(dtype))
@@ -136,9 +138,10 @@ def draw(
             cuts = (0, *range(first, length))
     config = read_config(raw)
     weights = CheckpointWeights(find_weights(config, checkpoint))
-    frequencies = hf.model.rotary_emb.inv_freq.clone()
+    rotary = part_of(hf.model, "rotary_emb")
+    frequencies = rotary.inv_freq.clone()
     hf = hf.to(dtype)
-    hf.model.rotary_emb.inv_freq = frequencies  # as from_pretrained leaves it
+    rotary.inv_freq = frequencies  # as from_pretrained leaves it
     return Subject(raw, hf, checkpoint, build_graph(config), weights, Steps(ids, cuts), rng)
 
 

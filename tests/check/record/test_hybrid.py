@@ -24,7 +24,7 @@ def _hybrid(subject: Subject, checkpoint: Checkpoint) -> Hybrid:
 
 
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("family", random_models.RECORDED)
+@pytest.mark.parametrize("family", random_models.WITH_TRACES)
 def test_every_part_of_ours_fits_into_theirs(family: str) -> None:
     subject = draw(f"{SEED}-hybrid-{family}", family=family)
     runs = _hybrid(subject, Checkpoint(subject.hf, subject.raw, "F32")).run(PARTS)

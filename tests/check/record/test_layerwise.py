@@ -27,6 +27,7 @@ from karat.check.record.layerwise import LayerwiseRun  # noqa: E402
 from karat.check.replay.drift import compare  # noqa: E402
 from karat.check.session.streamed import Streamed  # noqa: E402
 from karat.check.trace.format import make_info  # noqa: E402
+from karat.checkpoint.joins import renamed  # noqa: E402
 from karat.checkpoint.weights import Weight  # noqa: E402
 from karat.errors import CheckpointError  # noqa: E402
 from karat.ops.executor import Executor  # noqa: E402
@@ -51,7 +52,7 @@ def stream(model: CheckedModel, stored: dict[str, Weight], ops: Executor, steps:
 
 
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("family", random_models.RECORDED)
+@pytest.mark.parametrize("family", random_models.WITH_TRACES)
 @pytest.mark.parametrize("executor", ["reference", "auto"])
 def test_parts_are_a_whole_run_bit_for_bit(family: str, executor: str) -> None:
     subject = draw(f"{SEED}-layerwise-{family}", family=family, steps="chunks")
@@ -67,7 +68,7 @@ def test_parts_are_a_whole_run_bit_for_bit(family: str, executor: str) -> None:
 
 
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("family", random_models.RECORDED)
+@pytest.mark.parametrize("family", random_models.WITH_TRACES)
 def test_transformers_layer_by_layer_is_transformers(family: str, tmp_path: Path) -> None:
     """Its own forward with weights that come and go: every recorded result has the bits of a model in memory."""
     subject = draw(f"{SEED}-hf-{family}", family=family, steps="whole")
@@ -85,7 +86,7 @@ def test_transformers_layer_by_layer_is_transformers(family: str, tmp_path: Path
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, whole.arrays[name], err_msg=name)
     files = HfFiles(tmp_path)
-    assert sorted(files.names) == sorted(tensors)
+    assert sorted(files.names) == sorted(map(renamed, tensors))
     with pytest.raises(CheckpointError, match="nothing"):
         files.tensor("nothing")
 
@@ -110,7 +111,7 @@ def test_the_text_model_beside_others_layer_by_layer(tied: bool, tmp_path: Path)
 
 
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("family", random_models.RECORDED)
+@pytest.mark.parametrize("family", random_models.WITH_TRACES)
 def test_what_is_found_in_parts_is_what_is_found_in_a_trace(family: str) -> None:
     subject = draw(f"{SEED}-streamed-{family}", family=family, lengths=(130, 150))
     model = checked(subject)

@@ -49,7 +49,7 @@ def fed(subject: Subject, theirs: Mapping[str, Array], ops: Executor, **options:
 
 
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("family", random_models.RECORDED)
+@pytest.mark.parametrize("family", random_models.WITH_TRACES)
 @pytest.mark.parametrize("executor", ["reference", "auto"])
 def test_every_op_is_at_the_floor_of_transformers_own(family: str, executor: str) -> None:
     """Every result that both have, on a cache that rounds too."""

@@ -14,8 +14,8 @@ from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.kinds import Op
-from karat.check.model.right.elementwise import sigmoid
-from karat.check.model.right.norm import EuclidNorm, l2_norm
+from karat.check.model.right.elementwise import Factors, GateAndUp, activated, mul, sigmoid
+from karat.check.model.right.norm import EuclidNorm, l2_norm, mean_square, spanned
 from karat.check.model.right.recurrence import (
     Convolved,
     Decayed,
@@ -40,7 +40,14 @@ BUGS: Mapping[str, Bug] = {
         "the taps of the convolution are in another order or place",
         "the last tap is the token's own, the one before it that of the token before; nothing comes before a text",
     ),
-    "conv-activation": Bug("the convolution's activation is left out", "q, k and v are silu of the convolution"),
+    "conv-activation": Bug(
+        "the convolution's activation is left out, or one is added",
+        "q, k and v of a delta net are silu of the convolution; a short convolution has none",
+    ),
+    "conv-gates": Bug(
+        "the gates of a short convolution are exchanged or left out",
+        "the thirds of in_proj's rows are b, c and x, and the result is c * conv(b * x)",
+    ),
     "decay": Bug(
         "the decay is computed wrongly", "exp(-exp(A_log) * softplus(a + dt_bias)); GGUF files store -exp(A_log)"
     ),
@@ -58,6 +65,13 @@ BUGS: Mapping[str, Bug] = {
     "state-lost": Bug(
         "a step goes on from another state than the one before it left",
         "write both states, of the convolution and of the rule, after each step, and read them at the next",
+    ),
+    "state-kept": Bug(
+        "a text begins with a state that another one left",
+        "clear both states, of the convolution and of the rule, before the first token of a text",
+    ),
+    "gate-order": Bug(
+        "the gate of a delta net multiplies before the norm", "the norm first, by head, and its result times silu(z)"
     ),
     "gate-halves": Bug(
         "q and its gate are cut wrongly out of q_proj", "by head: the rows of q, then those of the gate"
@@ -86,12 +100,19 @@ def _of_prompts(tokens: Tokens) -> Before:
     return found
 
 
+def _of_rows(tokens: Tokens) -> Before:
+    """The first token of a text goes on from the one that was computed before it, of another text."""
+    return np.where(tokens.before == NOBODY, np.arange(tokens.num_tokens) - 1, tokens.before)
+
+
 # What a token goes on from.
 STATES: Mapping[str, Callable[[Tokens], Before]] = {
     "each step begins with zeros": _of_steps,
     f"each {_CHUNK} tokens of a step begin with zeros": _of_chunks,
     "what decode steps leave is lost": _of_prompts,
 }
+KEPT: Mapping[str, Callable[[Tokens], Before]] = {"that of the token computed before it": _of_rows}
+_BEFORE = {**STATES, **KEPT}
 # The token that each tap reads, in tokens before its own.
 TAPS: Mapping[str, Callable[[int], list[int]]] = {
     "in reverse": lambda taps: list(range(taps)),
@@ -141,9 +162,9 @@ def _changed(a: OneToken, state: Array, read: Array) -> Array:
     return state + _outer(a.k, (a.v - _given(a.k, read)) * a.beta[:, None])
 
 
-@mistake("conv", of=conv, name="state", choices=STATES)
+@mistake("conv", of=conv, name="state", choices=_BEFORE)
 def _conv_goes_on(conv: Op[Convolved], a: Convolved, name: str) -> Array:
-    return conv(replace(a, before=STATES[name](a.tokens)))
+    return conv(replace(a, before=_BEFORE[name](a.tokens)))
 
 
 @mistake("conv", of=conv, choices=TAPS)
@@ -156,9 +177,9 @@ def decay_of(decay: Op[Decayed], a: Decayed, name: str) -> Array:
     return DECAYS[name](a)
 
 
-@mistake("delta_rule", of=delta_rule, name="state", choices=STATES)
+@mistake("delta_rule", of=delta_rule, name="state", choices=_BEFORE)
 def _rule_goes_on(delta_rule: Op[Recurrence], a: Recurrence, name: str) -> Array:
-    return delta_rule(replace(a, before=STATES[name](a.tokens)))
+    return delta_rule(replace(a, before=_BEFORE[name](a.tokens)))
 
 
 @mistake("delta_rule", of=delta_rule, choices=("left out", "of the token before"))
@@ -211,6 +232,20 @@ def of_place(part: Op[PartOf], a: PartOf, number: int) -> Array:
     return part(replace(a, shapes=tuple(shapes), number=number))
 
 
+@mistake("mul", of=mul, choices=_FLAG)
+def left_out(mul: Op[Factors], a: Factors, _: bool) -> Array:
+    """The first factor."""
+    return a.y
+
+
+@mistake("silu_mul", of=activated)
+def normed_after(activated: Op[GateAndUp], a: GateAndUp, norm: tuple[tuple[float, ...], float]) -> Array:
+    """The product goes through a norm by head: its weight and eps."""
+    y, weight = activated(a), np.array(norm[0], a.up.dtype)
+    x = spanned(y, weight)
+    return (x / np.sqrt(mean_square(x) + y.dtype.type(norm[1])) * weight).reshape(y.shape)
+
+
 Variants = Iterator[tuple[str, str, dict[str, Params]]]
 
 
@@ -220,6 +255,23 @@ def convolutions(scope: Scope, layer: Layer) -> Variants:
             yield "conv-taps", name, {role: {"taps": name}}
         if layer.node(role).params["silu"]:
             yield "conv-activation", "silu is left out", {role: {"silu": False}}
+        else:
+            yield "conv-activation", "silu is added", {role: {"silu": True}}
+        if layer.node(role).params["bias"] is not None:
+            yield "bias-missing", f"{role}: no bias", {role: {"bias": None}}
+    yield from _gates(layer)
+
+
+def _gates(layer: Layer) -> Variants:
+    """Those of a short convolution, which are thirds of in_proj's rows, like x."""
+    b, c, x = roles = ("conv.before", "conv.after", "conv.x")
+    if any(role not in layer for role in roles):
+        return
+    yield "conv-gates", "exchanged", {b: {"of_place": 1}, c: {"of_place": 0}}
+    yield "conv-gates", "x is cut first", {b: {"of_place": 1}, c: {"of_place": 2}, x: {"of_place": 0}}
+    yield "conv-gates", "c and x are exchanged", {c: {"of_place": 2}, x: {"of_place": 1}}
+    yield "conv-gates", "b is left out", {"conv.gated_x": {"left_out": True}}
+    yield "conv-gates", "c is left out", {"conv.gated": {"left_out": True}}
 
 
 def decays_of(scope: Scope, layer: Layer) -> Variants:
@@ -287,14 +339,24 @@ def _lengths(layer: Layer, names: Sequence[str]) -> Variants:
 def states(scope: Scope, layer: Layer) -> Variants:
     convs, own = layer.roles_of("conv"), layer.roles_of("delta_rule")
     right = scope.tokens.before
-    for name, before in STATES.items():
+    for name, before in _BEFORE.items():
         if np.array_equal(before(scope.tokens), right):
             continue
         params: Params = {"state": name}
-        yield "state-lost", name, dict.fromkeys((*convs, *own), params)
+        bug = "state-kept" if name in KEPT else "state-lost"
+        yield bug, name, dict.fromkeys((*convs, *own), params)
         if convs and own:
-            yield "state-lost", f"{name}, that of the convolution", dict.fromkeys(convs, params)
-            yield "state-lost", f"{name}, that of the rule", dict.fromkeys(own, params)
+            yield bug, f"{name}, that of the convolution", dict.fromkeys(convs, params)
+            yield bug, f"{name}, that of the rule", dict.fromkeys(own, params)
+
+
+def gate_order(scope: Scope, layer: Layer) -> Variants:
+    normed, gated = "linear_attn.delta_normed", "linear_attn.norm"
+    if normed in layer and gated in layer:
+        params = layer.node(normed).params
+        weight = tuple(scope.weights.array(params["weight"], np.dtype(np.float64)).tolist())
+        after: Params = {"normed_after": (weight, params["eps"])}
+        yield "gate-order", "silu(z), then the norm", {normed: {"skip": True}, gated: after}
 
 
 def halves(scope: Scope, layer: Layer) -> Variants:
@@ -317,4 +379,4 @@ def halves(scope: Scope, layer: Layer) -> Variants:
         )
 
 
-OF_LAYER: Sequence[OfLayer] = (convolutions, decays_of, rules, states, halves)
+OF_LAYER: Sequence[OfLayer] = (convolutions, decays_of, rules, states, gate_order, halves)

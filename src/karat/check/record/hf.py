@@ -21,6 +21,16 @@ from torch.overrides import TorchFunctionMode
 from karat.check.record.executors import Steps
 from karat.check.record.hf_delta_nets import DeltaNets
 from karat.check.record.hf_files import HfFiles
+from karat.check.record.hf_modules import (
+    has_gate,
+    mixer_of,
+    mixers_of,
+    other_modules,
+    part_of,
+    part_or_none,
+    refuse_other_modules,
+)
+from karat.check.record.hf_short_convs import ShortConvs
 from karat.check.trace.format import MASKED, Array, Trace, make_info
 from karat.check.trace.selection import EVERYTHING, Selection, padded
 from karat.config import FloatName
@@ -34,16 +44,21 @@ _DTYPES: dict[torch.dtype, FloatName] = {
 }
 _MIXERS = {
     "self_attn": "q_proj k_proj v_proj q_norm k_norm o_proj".split(),
-    "linear_attn": "in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj".split(),
+    "linear_attn": "in_proj_qkv in_proj_z in_proj_b in_proj_a in_proj_ba out_proj".split(),
+    "conv": "in_proj out_proj".split(),
 }
 _LAYER_OUTPUTS = (
     "input_layernorm post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj post_feedforward_layernorm"
 ).split()
-_OPTIONAL = ("q_norm", "k_norm", "input_layernorm", "post_feedforward_layernorm")
+_OPTIONAL = frozenset(
+    "q_norm k_norm input_layernorm post_feedforward_layernorm "
+    "in_proj_qkv in_proj_z in_proj_b in_proj_a in_proj_ba".split()
+)
 # Results that are recorded as the input of the module that reads them.
 _LAYER_INPUTS = {
     "self_attn.o_proj": "self_attn.attention",
     "linear_attn.out_proj": "linear_attn.norm",
+    "conv.out_proj": "conv.gated",
     "mlp.down_proj": "mlp.act",
 }
 # Where q_proj has a gate.
@@ -103,9 +118,9 @@ def word_for_cache(model: Any) -> str:
 def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, cache: Any = None) -> Trace:
     """Run `model` (transformers, eager attention) over one sequence and record it. `cache`: an empty cache to use.
 
-    Without a given cache a model with delta nets computes all tokens in one step, whatever `steps` says, as releases of
-    transformers lost their states (transformers#45513). Raises ExecutorError for a model whose modules are not named as
-    those of a supported family.
+    Without a given cache a model whose layers keep states computes all tokens in one step, whatever `steps` says, as
+    releases of transformers lost them (transformers#45513). Raises ExecutorError for a model whose modules are not
+    named as those of a supported family.
     """
     config = model.config
     if config._attn_implementation != "eager":
@@ -115,7 +130,7 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
         )
     selection.check(config.num_hidden_layers, config.num_attention_heads)
     total, given, decode = steps.total, len(steps.prompt), steps.decode
-    cached = cache is not None or not _has_delta_nets(model)
+    cached = cache is not None or mixers_of(model) <= {"self_attn"}
     if not cached:
         steps = Steps(_continued(model, steps))
     recorder = Recorder(selection)
@@ -173,16 +188,6 @@ def _continued(model: Any, steps: Steps) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _has_delta_nets(model: Any) -> bool:
-    return any(hasattr(layer, "linear_attn") for layer in getattr(getattr(model, "model", None), "layers", ()))
-
-
-def _has_gate(attention: Any) -> bool:
-    """Whether q_proj has rows of a gate beside those of q. A module in its place may not say its sizes."""
-    rows, columns = getattr(attention.q_proj, "out_features", None), getattr(attention.o_proj, "in_features", 0)
-    return bool(rows == 2 * columns)
-
-
 class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
     """Passes the argument of the softmax to `seen`, or what sinks are joined to before; results are unchanged."""
 
@@ -197,21 +202,6 @@ class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def refuse_other_modules(model: Any) -> None:
-    """Raises ExecutorError for a model of transformers without the modules that Llama has beside its layers."""
-    for name in ("embed_tokens", "norm", "rotary_emb"):
-        if not hasattr(model.model, name):
-            raise _other_modules(model, f"it has no {name}")
-    if hasattr(model.model.embed_tokens, "embed_scale"):
-        raise _other_modules(model, "its embedding is scaled by the module itself")
-
-
-def _other_modules(model: Any, why: object) -> ExecutorError:
-    return ExecutorError(
-        f"{type(model).__name__}: {why}; traces are made of models whose modules are named as Llama's are"
-    )
-
-
 class Recorder:
     """Hooks on a transformers model, and the results that they saw since the last `take`."""
 
@@ -221,14 +211,15 @@ class Recorder:
         self._embedded: torch.Tensor | None = None
         self._layer = 0
         self._turned: str | None = None  # the layer whose RoPE came last
-        self._delta_nets = DeltaNets(
-            lambda name, value: self._keep(f"model.layers.{self._layer}.linear_attn.{name}", value)
-        )
+        self._delta_nets, self._short_convs = DeltaNets(self._keep_of("linear_attn")), ShortConvs(self._keep_of("conv"))
         self.end = 0  # tokens computed when this step is done
 
     @property
     def last_argmax(self) -> int:
         return int(self._parts["lm_head"][-1][-1].argmax())
+
+    def _keep_of(self, mixer: str) -> Callable[[str, torch.Tensor], None]:
+        return lambda name, value: self._keep(f"model.layers.{self._layer}.{mixer}.{name}", value)
 
     def _keep_embedded(self, _module: Any, _args: Any, out: torch.Tensor) -> None:
         self._embedded = out
@@ -263,19 +254,20 @@ class Recorder:
             try:
                 embedded = base.embed_tokens.register_forward_hook(self._keep_embedded)
                 stack.callback(embedded.remove)
-                output(base.norm, "model.norm")
+                output(part_of(base, "norm"), "model.norm")
                 first = base.layers[0].register_forward_pre_hook(self._keep_scaled)
                 stack.callback(first.remove)
-                stack.callback(base.rotary_emb.register_forward_hook(self._keep_rotary).remove)
+                stack.callback(part_of(base, "rotary_emb").register_forward_hook(self._keep_rotary).remove)
                 for number, layer in enumerate(base.layers):
                     self._hook_layer(layer, number, output, argument, stack)
             except AttributeError as fault:
-                raise _other_modules(model, fault) from None
+                raise other_modules(model, fault) from None
             # What the model makes of its head: logits may be scaled.
             stack.callback(model.register_forward_hook(lambda _m, _args, out: self._keep("lm_head", out.logits)).remove)
             functions = {"apply_rotary_pos_emb": self._watch_rotary, "eager_attention_forward": self._watch}
-            if _has_delta_nets(model):
-                functions |= self._delta_nets.functions
+            mixers = mixers_of(model)
+            functions |= self._delta_nets.functions if "linear_attn" in mixers else {}
+            functions |= self._short_convs.functions if "conv" in mixers else {}
             for name, wrap in functions.items():
                 original = getattr(source, name, None)
                 if original is None:
@@ -287,31 +279,27 @@ class Recorder:
     def _hook_layer(self, layer: Any, number: int, output: Any, argument: Any, stack: ExitStack) -> None:
         prefix = f"model.layers.{number}"
         output(layer, prefix)
-        experts = getattr(layer.mlp, "experts", None)
+        mlp, mixer = part_of(layer, "mlp"), mixer_of(layer)
+        experts = getattr(mlp, "experts", None)
         if experts is not None:
-            self._hook_experts(layer.mlp, f"{prefix}.mlp", output, stack)
-        mixer = "linear_attn" if hasattr(layer, "linear_attn") else "self_attn"
+            self._hook_experts(mlp, f"{prefix}.mlp", output, stack)
+        if mixer == "conv":
+            stack.callback(layer.conv.in_proj.register_forward_hook(self._short_convs.begin).remove)
         absent = tuple(
             f"{part}." for part in (*_MIXERS, "mlp") if part != mixer and (part != "mlp" or experts is not None)
         )
         for part in (*_LAYER_OUTPUTS, *(f"{mixer}.{name}" for name in _MIXERS[mixer])):
             if part.startswith(absent):
                 continue
-            module = layer
-            for name in part.split("."):
-                module = getattr(module, name, None) if name in _OPTIONAL else getattr(module, name)
-            if module is not None:
+            find = part_or_none if part.rpartition(".")[2] in _OPTIONAL else part_of
+            if (module := find(layer, part)) is not None:
                 output(module, f"{prefix}.{part}")
-        is_gated = mixer == "self_attn" and _has_gate(layer.self_attn)
+        is_gated = mixer == "self_attn" and has_gate(layer.self_attn)
         for part, name in (_GATED_INPUTS if is_gated else _LAYER_INPUTS).items():
-            if part.startswith(absent):
-                continue
-            module = layer
-            for step in part.split("."):
-                module = getattr(module, step)
-            argument(module, f"{prefix}.{name}")
-        reader = "post_attention_layernorm" if hasattr(layer, "input_layernorm") else "mlp"
-        argument(getattr(layer, reader), f"{prefix}.attention_residual")
+            if not part.startswith(absent):
+                argument(part_of(layer, part), f"{prefix}.{name}")
+        reader = "post_attention_layernorm" if part_or_none(layer, "input_layernorm") else "mlp"
+        argument(part_of(layer, reader), f"{prefix}.attention_residual")
 
         def enter(_module: Any, _args: Any) -> None:
             self._layer = number
@@ -373,7 +361,7 @@ class Recorder:
                 output, weights = original(*args, **kwargs)
             if weights is not None:
                 self._keep_keys(f"{prefix}.weights", weights, 0.0)
-            if _has_gate(args[0]):
+            if has_gate(args[0]):
                 self._keep(f"{prefix}.attention", output.flatten(2))
             return output, weights
 

@@ -40,7 +40,7 @@ class HfFiles:
         self.names = tuple(self._files)
         self._parts: dict[str, tuple[str, int, int]] = {}  # of a joined tensor: its name, and its rows
         self._turned: dict[str, tuple[str, int, int, int]] = {}  # the same of Sideways: expert, first row, step
-        for join in joins_of([WeightSpec(name, shape) for name, shape in shapes.items()], self.names):
+        for join in joins_of([WeightSpec(renamed(name), shape) for name, shape in shapes.items()], self.names):
             if isinstance(join, Sideways):
                 whole = join.specs[0].source.removesuffix("_blocks")
                 for number, part in enumerate(join.parts):
@@ -53,6 +53,7 @@ class HfFiles:
 
     def tensor(self, name: str) -> torch.Tensor:
         """The stored tensor; CheckpointError if no file has it. Of experts that files have one by one: all of them."""
+        name = renamed(name)
         if name in self._parts:
             whole, start, stop = self._parts[name]
             rows = self.tensor(whole)

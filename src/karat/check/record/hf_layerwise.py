@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from karat.check.record.hf import Recorder, refuse_other_modules
+from karat.check.record.hf import Recorder
 from karat.check.record.hf_files import HfFiles
+from karat.check.record.hf_modules import name_in, refuse_other_modules
 from karat.check.trace.format import Array
 from karat.check.trace.selection import EVERYTHING
 
@@ -34,7 +35,8 @@ def run_layerwise(
         ).eval()
     refuse_other_modules(model)
     base = model.model
-    base.rotary_emb = type(base.rotary_emb)(model.config)  # frequencies are computed, not loaded
+    rotary = name_in(base, "rotary_emb")
+    setattr(base, rotary, type(getattr(base, rotary))(model.config))  # frequencies are computed, not loaded
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     files, recorder = HfFiles(folder, shapes), Recorder(EVERYTHING)
     total = recorder.end = len(ids)
@@ -62,7 +64,8 @@ def run_layerwise(
             on_part(recorder.take(total))
 
         before(base.embed_tokens, "model.embed_tokens")
-        before(base.norm, "model.norm")
+        norm = name_in(base, "norm")
+        before(getattr(base, norm), f"model.{norm}")
         before(model.lm_head, "lm_head" if "lm_head.weight" in files.names else "model.embed_tokens")
         for index, layer in enumerate(base.layers):
             before(layer, f"model.layers.{index}")
@@ -70,7 +73,7 @@ def run_layerwise(
         # These hooks run after the recorder's: a module's weights are dropped once its results are recorded.
         for module in base.layers:
             after(module, hand_over)
-        for module in (base.embed_tokens, base.norm, model.lm_head):
+        for module in (base.embed_tokens, getattr(base, norm), model.lm_head):
             after(module, lambda: None)
         first = base.layers[0].register_forward_pre_hook(lambda _m, _args: hand_over())
         stack.callback(first.remove)  # the embedding's part ends with what the first layer reads

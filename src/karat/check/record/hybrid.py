@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from karat.check.record.executors import caches_of_one, one_sequence
+from karat.check.record.hf_modules import part_of
 from karat.checkpoint.weights import Checkpoint
 from karat.config import ModelConfig
 from karat.errors import UsageError
@@ -102,7 +103,7 @@ class Hybrid:
                     if other != number:
                         yield from self._replacements(other)
             case "theirs" if (index := _layer_index(number, len(layers))) is not None:
-                yield base.norm, self._plain(self._decoder.norm)
+                yield part_of(base, "norm"), self._plain(self._decoder.norm)
                 yield self._theirs.lm_head, self._plain(self._decoder.lm_head.product)
                 for place, (theirs, ours, cache) in enumerate(layers):
                     if place != index:
@@ -120,7 +121,7 @@ class Hybrid:
                         both = lambda hidden_states, run=run: (run(hidden_states), None)  # noqa: E731
                         yield module, both if hasattr(module, "router") else run
             case "norm":
-                yield base.norm, self._plain(self._decoder.norm)
+                yield part_of(base, "norm"), self._plain(self._decoder.norm)
                 for theirs, ours, _ in layers:
                     for norm in (norm for branch in ours.branches for norm in (branch.before, branch.after) if norm):
                         yield _counterpart(theirs, ours, norm.name), self._plain(norm)
@@ -159,7 +160,7 @@ def check_part(part: str, num_layers: int) -> None:
 
 def _counterpart(theirs: Any, ours: Block, name: str) -> Any:
     """The module of their layer that has the name of a part of ours."""
-    return theirs.get_submodule(name.removeprefix(f"{ours.name}."))
+    return part_of(theirs, name.removeprefix(f"{ours.name}."))
 
 
 def _layer_index(name: str, num_layers: int) -> int | None:

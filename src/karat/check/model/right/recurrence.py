@@ -124,7 +124,7 @@ def delta_rule(a: Recurrence) -> Array:
     nothing = np.zeros((a.v.shape[1], a.k.shape[2], a.v.shape[2]), a.v.dtype)
     out, states = np.empty_like(a.v), {NOBODY: nothing}
     readers = np.bincount(a.before[a.before != NOBODY], minlength=len(out))
-    for token in np.lexsort((a.tokens.positions, a.tokens.sequences)).tolist():
+    for token in range(len(out)):  # each after the one that it goes on from
         source = int(a.before[token])
         q, k = a.q[token, a.key_heads], a.k[token, a.key_heads]
         state = a.update(OneToken(states[source], k, a.v[token], a.decay[token], a.beta[token]))

@@ -1,0 +1,73 @@
+"""Where the parts of a transformers model stand: modules are named as Llama's, or, in LFM2, by names of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from karat.errors import ExecutorError
+
+# Llama's name of a part -> LFM2's, or that of LFM2 with experts.
+_OTHERS: Mapping[str, str] = {
+    "norm": "embedding_norm",
+    "rotary_emb": "pos_emb",
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp": "feed_forward",
+    "gate_proj": "w1",
+    "up_proj": "w3",
+    "down_proj": "w2",
+    "q_norm": "q_layernorm",
+    "k_norm": "k_layernorm",
+    "o_proj": "out_proj",
+}
+
+
+def name_in(module: Any, name: str) -> str:
+    """What the module calls its part of this name: LFM2's word where it has that and not Llama's."""
+    other = _OTHERS.get(name, name)
+    return other if getattr(module, name, None) is None and getattr(module, other, None) is not None else name
+
+
+def part_of(module: Any, path: str) -> Any:
+    """The part of a module at a path of Llama's names. AttributeError if there is none by either name."""
+    for name in path.split("."):
+        module = getattr(module, name_in(module, name))
+    return module
+
+
+def part_or_none(module: Any, path: str) -> Any:
+    try:
+        return part_of(module, path)
+    except AttributeError:
+        return None
+
+
+def mixer_of(layer: Any) -> str:
+    """The name of what mixes tokens: attention, a delta net, or a short convolution."""
+    return next((name for name in ("linear_attn", "conv") if hasattr(layer, name)), "self_attn")
+
+
+def mixers_of(model: Any) -> frozenset[str]:
+    """Those of all layers of a model."""
+    return frozenset(map(mixer_of, getattr(getattr(model, "model", None), "layers", ())))
+
+
+def has_gate(attention: Any) -> bool:
+    """Whether q_proj has rows of a gate beside those of q. A module in its place may not say its sizes."""
+    rows = getattr(attention.q_proj, "out_features", None)
+    columns = getattr(part_of(attention, "o_proj"), "in_features", 0)
+    return bool(rows == 2 * columns)
+
+
+def refuse_other_modules(model: Any) -> None:
+    """Raises ExecutorError for a model of transformers without the modules that Llama has beside its layers."""
+    for name in ("embed_tokens", "norm", "rotary_emb"):
+        if part_or_none(model.model, name) is None:
+            raise other_modules(model, f"it has no {name}")
+    if hasattr(model.model.embed_tokens, "embed_scale"):
+        raise other_modules(model, "its embedding is scaled by the module itself")
+
+
+def other_modules(model: Any, why: object) -> ExecutorError:
+    return ExecutorError(
+        f"{type(model).__name__}: {why}; traces are made of models whose modules are named as Llama's are, or LFM2's"
+    )
