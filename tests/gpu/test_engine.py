@@ -36,6 +36,23 @@ def test_answers_and_receipts(tmp_path: Path) -> None:
             assert native.verify(receipt).kind == "identical"
 
 
+def test_receipts_under_load_and_after_a_prefix_hit(tmp_path: Path) -> None:
+    """Answers that shared steps, blocks of their prompts and graphs of several sizes verify on the CPU, one by one."""
+    folder = write_model(tmp_path, num_hidden_layers=2)
+    beginning = "A fox and a lantern went through the dark wood together, "
+    prompts = [beginning + end for end in ("and sang.", "and slept.", "slowly", "")]
+    params = [
+        SamplingParams(max_tokens=4 + 2 * i, ignore_eos=True, seed=i, temperature=i % 2, top_k=20) for i in range(4)
+    ]
+    with LLM(folder, device="cuda-emulated") as emulated, LLM(folder, executor="native", threads=1) as native:
+        emulated.generate(beginning, params[:1])
+        answers = emulated.generate(prompts, params, receipt=True)
+        assert all(answer.num_cached_tokens for answer in answers)
+        for answer in answers:
+            receipt = answer.outputs[0].receipt
+            assert receipt is not None and native.verify(receipt).kind == "identical"
+
+
 def test_same_bits_on_the_cpu_and_on_both(tmp_path: Path) -> None:
     folder = write_model(tmp_path, num_hidden_layers=2)
     rows = list(invariance_of(open_model(folder), num_tokens=9, options={"device": "cuda-emulated"}))
