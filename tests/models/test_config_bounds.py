@@ -13,7 +13,7 @@ from karat.checkpoint.mismatch import likely_reason
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
 from karat.models.opening import open_model
-from karat.models.registry import read_config
+from karat.models.registry import passed_over, read_config
 from tests.engine.tiny import write_model
 from tests.models.test_config import YARN, raw_config
 
@@ -67,7 +67,8 @@ def test_messages_end_whatever_rope_holds(key: str) -> None:
         assert len(message(raw_config("llama", rope_scaling={"rope_type": "yarn", **YARN, key: value}))) < MAX_CHARS
     both = {"rope_parameters": {"rope_type": LONG}, "rope_scaling": {"rope_type": LONG + "y"}}
     assert len(message(raw_config("llama", **both))) < MAX_CHARS
-    assert len(message(raw_config("llama", dtype=LONG, torch_dtype=LONG))) < MAX_CHARS
+    told = passed_over(raw_config("llama", dtype=LONG, torch_dtype=LONG))
+    assert len(told) == 2 and all(len(each) < MAX_CHARS for each in told)
 
 
 def test_messages_end_whatever_a_gguf_file_scales_by() -> None:
