@@ -36,8 +36,8 @@ from tests.support.sideways import sideways
 
 # What a family's models need that others do not.
 _OWN: dict[str, dict[str, Any]] = {
-    "gemma2": {"query_pre_attn_scalar": 128, "sliding_window": 512, "attn_logit_softcapping": 5.0},
-    "gemma3_text": {"query_pre_attn_scalar": 128, "sliding_window": 512, "rope_local_base_freq": 100.0},
+    "gemma2": {"sliding_window": 512, "attn_logit_softcapping": 5.0},
+    "gemma3_text": {"sliding_window": 512, "rope_local_base_freq": 100.0},
     "granite": {
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.0625,
@@ -179,8 +179,10 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
     if family == "lfm2_moe":
         kinds = ("conv", "full_attention")
         config["layer_types"] = [kinds[index % 2] for index in range(config["num_hidden_layers"])]
-    if family.startswith("gemma") and "sliding_window" not in changes:  # a cache of one group
-        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    if family.startswith("gemma"):
+        config = {"query_pre_attn_scalar": config["head_dim"]} | config  # what GGUF means
+        if "sliding_window" not in changes:  # a cache of one group
+            config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if family == "gpt_oss" and "sliding_window" not in changes:  # a cache of one group
         config |= {"sliding_window": 512, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
     return config
