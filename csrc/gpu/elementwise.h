@@ -138,6 +138,12 @@ struct SigmoidMul {
     }
 };
 
+struct Sigmoid {
+    const float* x;
+    float* out;
+    KARAT_INLINE void operator()(int i) const { out[i] = 1.0f / one_plus_exp_of_minus(value_at<float>(x + i)); }
+};
+
 // 16 bytes.
 struct Copy16 {
     const U4* from;
@@ -149,6 +155,12 @@ struct Add {
     const float *x, *y;
     float* out;
     KARAT_INLINE void operator()(int i) const { out[i] = value_at<float>(x + i) + value_at<float>(y + i); }
+};
+
+struct Mul {
+    const float *x, *y;
+    float* out;
+    KARAT_INLINE void operator()(int i) const { out[i] = value_at<float>(x + i) * value_at<float>(y + i); }
 };
 
 struct Scale {

@@ -115,6 +115,10 @@ void sigmoid_mul(Device& device, const float* x, const float* gate, int count, i
 void add(Device& device, const float* x, const float* y, int count, float* out) {
     for_each(device, count, Add{x, y, out});
 }
+void mul(Device& device, const float* x, const float* y, int count, float* out) {
+    for_each(device, count, Mul{x, y, out});
+}
+void sigmoid(Device& device, const float* x, int count, float* out) { for_each(device, count, Sigmoid{x, out}); }
 void scale(Device& device, const float* x, float factor, int count, float* out) {
     for_each(device, count, Scale{x, factor, out});
 }

@@ -35,6 +35,8 @@ void rms_norm(Device& device, const float* x, const float* weight, float eps, in
 void silu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits);
 void sigmoid_mul(Device& device, const float* x, const float* gate, int count, int columns, float* out);
 void add(Device& device, const float* x, const float* y, int count, float* out);
+void mul(Device& device, const float* x, const float* y, int count, float* out);
+void sigmoid(Device& device, const float* x, int count, float* out);
 void scale(Device& device, const float* x, float factor, int count, float* out);
 void rope(Device& device, const RopeShape& shape);
 

@@ -172,6 +172,17 @@ public:
         gpu::add(device_, x.floats(), y.floats(), narrow(x.size()), out.floats());
         return out;
     }
+    Array mul(const Array& x, const Array& y) {
+        require(x.size() == y.size(), "y");
+        Array out = like(x);
+        gpu::mul(device_, x.floats(), y.floats(), narrow(x.size()), out.floats());
+        return out;
+    }
+    Array sigmoid(const Array& x) {
+        Array out = like(x);
+        gpu::sigmoid(device_, x.floats(), narrow(x.size()), out.floats());
+        return out;
+    }
     Array scale(const Array& x, float factor) {
         Array out = like(x);
         gpu::scale(device_, x.floats(), factor, narrow(x.size()), out.floats());
@@ -421,6 +432,8 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def("silu_mul", &D::silu_mul, "gate"_a, "up"_a, "activations"_a)
         .def("sigmoid_mul", &D::sigmoid_mul, "x"_a, "gate"_a)
         .def("add", &D::add, "x"_a, "y"_a)
+        .def("mul", &D::mul, "x"_a, "y"_a)
+        .def("sigmoid", &D::sigmoid, "x"_a)
         .def("scale", &D::scale, "x"_a, "factor"_a)
         .def("rope", &D::rope, "x"_a, "positions"_a, "cos"_a, "sin"_a)
         .def("route", &D::route, "logits"_a, "chosen"_a, "renormalised"_a)

@@ -119,6 +119,18 @@ MISTAKES = {
         "out[i] = g / one_plus_exp_of_minus(g) *",
         "out[i] = (MISTAKE ? g * (1.0f / one_plus_exp_of_minus(g)) : g / one_plus_exp_of_minus(g)) *",
     ),
+    "a product that is added to zero": (
+        "elementwise.h",
+        "out[i] = value_at<float>(x + i) * value_at<float>(y + i);",
+        "out[i] = MISTAKE ? fma(value_at<float>(x + i), value_at<float>(y + i), 0.0f)\n"
+        "                 : value_at<float>(x + i) * value_at<float>(y + i);",
+    ),
+    "a sigmoid as what another leaves of 1": (
+        "elementwise.h",
+        "out[i] = 1.0f / one_plus_exp_of_minus(value_at<float>(x + i));",
+        "out[i] = MISTAKE ? 1.0f - 1.0f / one_plus_exp_of_minus(-value_at<float>(x + i))\n"
+        "                 : 1.0f / one_plus_exp_of_minus(value_at<float>(x + i));",
+    ),
     "the other product of a rotation rounded": (
         "elementwise.h",
         "return {at, fma(left, c, -(right * s)),",

@@ -7,6 +7,7 @@ Covers: karat.ops.device_ops.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ from karat.ops.api import (
     GeluMul,
     HeadGroups,
     L2Norm,
-    Mul,
     PagedAttention,
     Routing,
-    Sigmoid,
+    Single,
     SoftCap,
     Split,
+    Tensor,
 )
 from karat.ops.device import EmulatedOps, missing
 from karat.ops.executor import CacheSpec, Executor
@@ -182,6 +183,8 @@ def test_ops_on_elements_and_rows() -> None:
                     ops.sigmoid_mul(x, gates, name="op"),
                     ops.sigmoid_mul(x, y, name="op"),
                     ops.add(x, y, name="op"),
+                    ops.mul(x, y, name="op"),
+                    ops.sigmoid(x, name="op"),
                     ops.scale(x, 1 / 3, name="op"),
                     ops.rope(heads, ops.rope_table(rope, head_dim=n, num_positions=rows), batch, name="op"),
                     ops.select_rows(x, batch, name="op"),
@@ -308,7 +311,7 @@ def test_weights_are_read_back_as_they_were_stored() -> None:
         np.testing.assert_array_equal(held.data, weight.stored)
 
 
-RECURRENT = {CausalConv, Decay, DeltaRule, L2Norm, Mul, Sigmoid, Split}  # of layers that keep states
+RECURRENT = {CausalConv, Decay, DeltaRule, L2Norm, Split}  # of layers that keep states
 
 
 def test_the_first_of_the_largest_logits() -> None:
@@ -326,13 +329,19 @@ def test_the_first_of_the_largest_logits() -> None:
     assert [int(top[0]) if top.any() else None for top in found] == [finite_argmax(row) for row in logits]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NewOp(Single):
+    """An op that no executor has."""
+
+    x: Tensor
+
+
 def test_every_op_has_a_function_or_is_refused_by_name() -> None:
     """Or is told apart before: attention by its observer, columns by DeviceOps, which exchanges them between ranks."""
     told_apart = {PagedAttention, GatherColumns, GeluMul, SoftCap} | RECURRENT
     assert {*OPS} - {*device_ops._FUNCTIONS, *device_ops._WITH_DIGITS} == told_apart
-    ops, x = both()[1], np.ones((2, 4), np.float32)
-    with pytest.raises(ExecutorError, match="Sigmoid: a GPU has no kernels for this op yet"):
-        ops.sigmoid(x, name="gate")
+    with pytest.raises(ExecutorError, match=r"^NewOp: a GPU has no kernels for this op yet$"):
+        both()[1].apply(NewOp(np.ones((2, 4), np.float32), name="op"))
 
 
 @pytest.mark.parametrize("renormalised", [True, False])

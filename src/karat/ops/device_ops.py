@@ -215,6 +215,14 @@ def _add(on: DeviceKernels, op: api.Add) -> Any:
     return on.device.add(on.floats(op.x), on.floats(op.y))
 
 
+def _mul(on: DeviceKernels, op: api.Mul) -> Any:
+    return on.device.mul(on.floats(op.x), on.floats(op.y))
+
+
+def _sigmoid(on: DeviceKernels, op: api.Sigmoid) -> Any:
+    return on.device.sigmoid(on.floats(op.x))
+
+
 def _scale(on: DeviceKernels, op: api.Scale) -> Any:
     return on.device.scale(on.floats(op.x), op.factor)
 
@@ -350,6 +358,8 @@ _FUNCTIONS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any], Any]] = {
     api.Linears: _linears,
     api.SigmoidMul: _sigmoid_mul,
     api.Add: _add,
+    api.Mul: _mul,
+    api.Sigmoid: _sigmoid,
     api.Scale: _scale,
     api.Rope: _rope,
     api.KvWrite: _kv_write,
