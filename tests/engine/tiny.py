@@ -107,10 +107,10 @@ def preempt_often(llm: LLM) -> None:
     scheduler, calls = llm.engine.scheduler, count()
     schedule = scheduler.schedule
 
-    def preempting(budget: StepBudget, in_flight: Collection[int] = ()) -> list[Chunk]:
+    def preempting(budget: StepBudget, in_flight: Collection[int] = (), *, beside: bool | None = None) -> list[Chunk]:
         if next(calls) % 9 == 8 and not in_flight:
             scheduler.preempt_all()
-        return schedule(budget, in_flight)
+        return schedule(budget, in_flight, beside=beside)
 
     scheduler.schedule = preempting  # type: ignore[method-assign]
 

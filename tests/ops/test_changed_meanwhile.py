@@ -91,7 +91,7 @@ def test_a_step_reads_what_it_was_given() -> None:
     x = plan.rope(x, native().rope_table(np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)), HEAD)
     (cache,) = native().cache("float32", [0], BLOCK * BLOCKS, WIDTH // HEAD, HEAD)
     plan.kv_write(x, x, cache)
-    out = plan.select_rows(plan.attention(x, cache, HEAD**-0.5, 0, 1, 0, None))
+    out = plan.select_rows(plan.attention(x, cache, HEAD**-0.5, 0, 1, 0, None, 0.0))
     plan.finish(TOKENS, 4, 2, TOKENS, [out])
     values = rng.standard_normal((TOKENS, WIDTH), np.float32)
 

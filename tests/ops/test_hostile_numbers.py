@@ -21,7 +21,7 @@ plan = n.Plan("generic", 1)
 q = plan.input(16)
 (cache,) = n.cache("float32", [0], 32, 1, 16)
 plan.kv_write(q, q, cache)
-out = plan.attention(q, cache, 0.25, 0, 1, 0, None)
+out = plan.attention(q, cache, 0.25, 0, 1, 0, None, 0.0)
 plan.finish(1, 0, 1, 32, [out])
 plan.write(q, np.ones((1, 16), np.float32))
 def run(block, block_size, **other):

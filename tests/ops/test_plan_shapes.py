@@ -43,7 +43,7 @@ class Shape:
         _, cache = native().cache(self.dtype, [0, 1], self.slots, self.kv_heads, self.head_dim)
         plan.kv_write(*inputs[1:], cache)
         scale = self.head_dim**-0.5
-        return inputs, plan.attention(inputs[0], cache, scale, self.window, self.group, self.first, None)
+        return inputs, plan.attention(inputs[0], cache, scale, self.window, self.group, self.first, None, 0.0)
 
 
 def batch(step: int, wanted: Sequence[int] = ()) -> NDArray[np.int32]:

@@ -129,7 +129,7 @@ def test_false_is_not_zero_and_one_is_not_true() -> None:
         ({"n": 65}, "n", "expected an integer <= 64; what came is 65"),
         ({"n": True}, "n", "expected an integer, got true or false"),
         ({"temperature": "hot"}, "temperature", "expected a number, got a string"),
-        ({"stop": ["a", ""]}, "stop[1]", "length >= 1"),
+        ({"stop": ["a", 5]}, "stop[1]", "expected a string, got an integer"),
         ({"logit_bias": [[5, False]]}, "logit_bias[0][1]", "expected a number"),
         ({"logit_bias": [[-1, 1]]}, "logit_bias[0][0]", "expected an integer >= 0"),
         ({"logit_bias": [[5]]}, "logit_bias[0]", "expected"),

@@ -201,6 +201,19 @@ def hub_name(model_type: str, name: str) -> str:
     return name.replace(".mlp.", ".block_sparse_moe.")
 
 
+def _join_qkvz(tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    """One matrix of in_proj_qkv and in_proj_z, as published folders have it: the rows of one key head after another."""
+    heads, k_rows = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    v_rows = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    for name in [name for name in tensors if name.endswith("in_proj_qkv.weight")]:
+        dtype, (_, columns), of_qkv = tensors.pop(name)
+        of_z = tensors.pop(name.replace("qkv", "z"))[2]
+        parts = np.split(of_qkv.reshape(-1, of_z.size // (heads * v_rows)), [heads * k_rows, 2 * heads * k_rows])
+        by_head = [part.reshape(heads, -1) for part in (*parts, of_z)]
+        shape = (heads * 2 * (k_rows + v_rows), columns)
+        tensors[name.replace("qkv", "qkvz")] = (dtype, shape, np.concatenate(by_head, axis=1).reshape(-1))
+
+
 def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd: str = "F32") -> Path:
     """A model of random weights: a folder for F32, F16 and BF16, else a GGUF file in it, whose path is returned.
 
@@ -226,6 +239,8 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd:
             arrays = {name: data.view(size[dtype]).reshape(shape) for name, (dtype, shape, data) in tensors.items()}
             turned = sideways(arrays).items()
             tensors = {name: (stored, each.shape, each.reshape(-1).view(np.uint8)) for name, each in turned}
+        if read.model_type == "qwen3_next":
+            _join_qkvz(tensors, config)
         specs = {
             hub_name(read.model_type, name): TensorSpec(
                 dtype=_TORCH_NAMES[dtype], shape=list(shape), data_ptr=data.ctypes.data, data_len=data.nbytes

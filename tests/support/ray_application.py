@@ -220,10 +220,10 @@ def asked_in_all_protocols(draws: random.Random, num_tokens: int) -> list[tuple[
     ]
 
 
-_CHANGING = {
-    "id", "created", "created_at", "completed_at", "timings", "item_id", "obfuscation", "sequence_number",
-    "cached_tokens", "cache_read_input_tokens", "input_tokens", "prompt_tokens_details", "input_tokens_details",
-}  # fmt: skip
+_CHANGING = frozenset(
+    "id created created_at completed_at timings item_id obfuscation sequence_number cached_tokens "
+    "cache_read_input_tokens input_tokens prompt_tokens_details input_tokens_details".split()
+)
 
 
 def _plain(value: Any) -> Any:

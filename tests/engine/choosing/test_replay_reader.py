@@ -5,7 +5,7 @@ Covers: karat.engine.choosing.replay_reader.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -31,21 +31,24 @@ def answered(llm: LLM) -> tuple[Request, tuple[int, ...]]:
     return Request("again", output.prompt_token_ids, PARAMS, 3), output.outputs[0].token_ids
 
 
-def test_a_stream_has_its_token_in_every_step(llm: LLM) -> None:
+def test_a_stream_waits_for_one_step_at_most(llm: LLM) -> None:
+    """A step is the stream's, or the replay's and then of few rows. On a clock that goes on by 10 ms at each look."""
     request, ids = answered(llm)
-    engine = llm.engine
-    engine.add_request(structs.replace(request, request_id="stream", params=replace(PARAMS, max_tokens=30), seed=4))
+    engine, ticks = llm.engine, count()
+    engine._clock = lambda: next(ticks) / 100
+    engine.add_request(structs.replace(request, request_id="stream", params=replace(PARAMS, max_tokens=90), seed=4))
     engine.advance()
     engine.take("stream")
     hits = engine.stats().prefix_hits
     replay = engine.replay(request, 0, ids, rows=4)
-    chosen = [0]
+    chosen, streamed = [0], list[int]()
     while not replay.done:
         engine.advance()
-        (update,) = engine.take("stream")
-        assert sum(len(chunk.token_ids) for chunk in update.chunks) == 1, "the stream waits for nobody"
+        streamed.append(sum(len(chunk.token_ids) for update in engine.take("stream") for chunk in update.chunks))
         chosen.append(len(replay.output.token_ids))
-    assert max(b - a for a, b in pairwise(chosen)) == 4 and len(chosen) > 10
+    rows = [b - a for a, b in pairwise(chosen)]
+    assert max(rows) == 4 and len(chosen) > 10 and max(streamed) == 1
+    assert all(one or other for one, other in pairwise(streamed)), "the stream waits for one step at most"
     assert replay.difference is None and replay.error is None and replay.output.token_ids == ids
     assert engine.stats().prefix_hits == hits, "it computes all anew"
 
