@@ -92,9 +92,12 @@ def test_thirty_streams_whose_replicas_are_killed(app: Application) -> None:
     assert max(gaps) < GAP_S
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_replica_that_has_to_go_while_it_answers(app: Application) -> None:
-    """It has a second for that, and then others have the rest."""
+    """It has a second for that, and then others have the rest.
+
+    It fails: another deployment takes the ingress, too, whose streams break off. docs/scaling.md says so.
+    """
     draws = random.Random(f"{SEED}-goes")
     asked = asked_in_all_protocols(draws, 900) * 2
     undisturbed = app.streams(asked)
