@@ -115,10 +115,10 @@ struct AttendSplit {
                 if (thread < from || thread >= to) return;
                 const int at = piece % kStages * kStage + thread / kGroup * kGroupStride + thread % kGroup;
                 const int first = piece * kDims;
-                if (first + kDims <= dim) add_dims<kDims>(sums[thread], staged, at, q, first);
+                if (first + kDims <= dim) add_products<kDims>(sums[thread], staged, at, kGroup, q, first);
                 else
                     for (int d = first; d < dim; ++d)
-                        add_dims<1>(sums[thread], staged, at + (d - first) * kGroup, q, d);
+                        add_products<1>(sums[thread], staged, at + (d - first) * kGroup, kGroup, q, d);
             });
         }
         cta.each([&](int thread) {
@@ -170,10 +170,11 @@ struct AttendSplit {
                 const int at = piece % kStages * kStage + thread;
                 for (int key = first > from ? first : from; key < end;) {
                     if (key + kTogether <= end) {
-                        add_keys<kTogether>(sums[thread], staged, at + (key - first) * v_dims, v_dims, weights, key);
+                        add_products<kTogether>(sums[thread], staged, at + (key - first) * v_dims, v_dims, weights,
+                                                key);
                         key += kTogether;
                     } else {
-                        add_keys<1>(sums[thread], staged, at + (key - first) * v_dims, v_dims, weights, key);
+                        add_products<1>(sums[thread], staged, at + (key - first) * v_dims, v_dims, weights, key);
                         ++key;
                     }
                 }
@@ -251,27 +252,17 @@ private:
 
     static KARAT_INLINE float read(Stored stored) { return CachedHead<Fmt>::read(&stored); }
 
-    // Scores of a key after kCount dimensions more.
+    // Scores of a key after kCount dimensions more, or sums of a dimension after kCount keys more: they lie `step`
+    // apart.
     template <int kCount, class Staged, class Rows>
-    static KARAT_INLINE void add_dims(Row& sums, const Staged& staged, int at, const Rows& q, int first) {
+    static KARAT_INLINE void add_products(Row& sums, const Staged& staged, int at, int step, const Rows& rows,
+                                          int first) {
 #pragma unroll
-        for (int d = 0; d < kCount; ++d) {
-            const float key = read(staged.get(at + d * kGroup));
-            const Row of_dim = q.get(first + d);
+        for (int i = 0; i < kCount; ++i) {
+            const float stored = read(staged.get(at + i * step));
+            const Row factors = rows.get(first + i);
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) sums.v[r] = fma(key, of_dim.v[r], sums.v[r]);
-        }
-    }
-    // Sums of a dimension after kCount keys more.
-    template <int kCount, class Staged, class Rows>
-    static KARAT_INLINE void add_keys(Row& sums, const Staged& staged, int at, int dims, const Rows& weights,
-                                      int first) {
-#pragma unroll
-        for (int k = 0; k < kCount; ++k) {
-            const float value = read(staged.get(at + k * dims));
-            const Row of_key = weights.get(first + k);
-#pragma unroll
-            for (int r = 0; r < kRows; ++r) sums.v[r] = fma(value, of_key.v[r], sums.v[r]);
+            for (int r = 0; r < kRows; ++r) sums.v[r] = fma(stored, factors.v[r], sums.v[r]);
         }
     }
 };

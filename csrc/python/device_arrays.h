@@ -1,4 +1,4 @@
-// What the methods of a device take and give (device_module.cpp): arrays, packed matrices and caches in its memory.
+// What the methods of a device take and give (device_api.h): arrays, packed matrices and caches in its memory.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -214,6 +214,48 @@ struct DeviceCache {
     }
     std::size_t row() const { return static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(head_dim); }
     int num_slots() const { return narrow(memory.regions * kRegionSlots); }
+};
+
+// Layers that the rows of a step choose among, of one type and one shape: where each lies.
+class MatrixTable {
+public:
+    MatrixTable(const std::shared_ptr<gpu::Device>& device, const std::vector<const DeviceMatrix*>& matrices)
+        : first_(matrices.empty() ? nullptr : matrices[0]), count_(narrow(matrices.size())),
+          memory_(device, matrices.size() * sizeof(std::uint8_t*)) {
+        require(first_ != nullptr, "matrices");
+        std::vector<const std::uint8_t*> at;
+        for (const DeviceMatrix* each : matrices) {
+            const Matrix &one = first_->matrix(), &other = each->matrix();
+            require(one.format == other.format && one.rows == other.rows && one.columns == other.columns,
+                    "matrices of one type and shape");
+            at.push_back(other.data);
+        }
+        gpu::upload(*device, {memory_.as<void>(), at.data(), memory_.bytes()});
+    }
+
+    const DeviceMatrix& first() const { return *first_; }
+    int count() const { return count_; }
+    const std::uint8_t* const* places() const { return memory_.as<const std::uint8_t*>(); }
+
+private:
+    const DeviceMatrix* first_;  // what made this keeps the matrices
+    int count_;
+    gpu::DeviceMemory memory_;
+};
+
+// Launches to be asked for again. It keeps its device.
+class Recorded {
+public:
+    Recorded(std::shared_ptr<gpu::Device> device, std::unique_ptr<gpu::Recording> recording)
+        : device_(std::move(device)), recording_(std::move(recording)) {}
+    void replay() {
+        const GilReleased released;
+        recording_->replay();
+    }
+
+private:
+    std::shared_ptr<gpu::Device> device_;
+    std::unique_ptr<gpu::Recording> recording_;
 };
 
 }  // namespace karat

@@ -1,0 +1,338 @@
+// The methods of a device (device_module.cpp): the kernels of a GPU, one method a launch or a few.
+//
+// karat.ops.device, which alone calls them, has checked what the ops' contracts ask. Here is checked what memory needs:
+// that arrays are as long as their numbers say. The columns of a step lie on the device: who uploads them has checked
+// what they point to.
+#pragma once
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include "python/device_arrays.h"
+
+namespace karat {
+
+class DeviceApi {
+public:
+    explicit DeviceApi(unsigned number) : handle_(gpu::open_device(number)), device_(*handle_) {}
+
+    const std::shared_ptr<gpu::Device>& handle() const { return handle_; }
+    std::string name() const { return gpu::name_of(device_); }
+    std::size_t free_bytes() { return gpu::free_bytes(device_); }
+
+    template <class T>
+    Array array(In<T> from) {
+        Array made = empty(Lengths(from.shape_ptr(), from.shape_ptr() + from.ndim()), std::is_same_v<T, float>);
+        write(made, from);
+        return made;
+    }
+    template <class T>
+    void write(const Array& to, In<T> from) {
+        require(to.size() == from.size() && to.is_float() == std::is_same_v<T, float>, "an array to write to");
+        if (to.size()) gpu::upload(device_, {to.data(), from.data(), to.bytes()});
+    }
+    void fill(const Array& to, int byte) { gpu::fill(device_, to.data(), byte, to.bytes()); }
+    void copy(const Array& to, const Array& from) {
+        require(to.bytes() == from.bytes() && to.bytes() % 16 == 0, "an array to copy to");
+        gpu::copy(device_, from.data(), to.data(), narrow(to.bytes() / 16));
+    }
+    // float32, in memory that a device writes fast.
+    nb::ndarray<nb::numpy, float, nb::ndim<1>> host_array(std::size_t size) {
+        void* const at = gpu::allocate_host(device_, std::max<std::size_t>(1, size) * sizeof(float));
+        return {at, {size}, nb::capsule(at, [](void* p) noexcept { gpu::release_host(p); })};
+    }
+
+    void begin_recording() { gpu::begin_recording(device_); }
+    Recorded end_recording() { return {handle_, gpu::end_recording(device_)}; }
+
+    // The digits of rows of x, as layers on blocks read them.
+    Array quantise(const Array& x, int activations) {
+        require(x.ndim() == 2 && x.shape(1) % kDigitColumns == 0, "x");
+        Array made = digits_of(x.shape(0), x.shape(1), activations);
+        gpu::quantise(device_, width_of(activations), x.floats(), narrow(x.shape(0)), narrow(x.shape(1)),
+                      bytes_of(made));
+        return made;
+    }
+
+    // Layers of one x. `digits` are those of x, `activations` their width: layers on blocks read them, others x. A
+    // residual is for one layer alone.
+    using Matrices = std::vector<const DeviceMatrix*>;
+    std::vector<Array> linears(const Matrices& matrices, const Array& x, const std::optional<Array>& digits,
+                               int activations, const std::vector<int>& leaves,
+                               const std::vector<std::optional<Array>>& biases, const std::optional<Array>& residual) {
+        require(matrices.size() == biases.size() && (!residual || matrices.size() == 1), "matrices");
+        require_leaves(leaves);
+        gpu::LinearShape shape{};
+        shape.columns = leaves.back();
+        shape.tokens = narrow(x.shape(0));
+        shape.residual = residual ? residual->floats() : nullptr;
+        shape.num_leaves = narrow(leaves.size());
+        std::copy(leaves.begin(), leaves.end(), shape.leaf_ends);
+        std::vector<Array> made;
+        for (std::size_t i = 0; i < matrices.size(); ++i) {
+            const Matrix& matrix = matrices[i]->matrix();
+            require(x.ndim() == 2 && x.shape(1) == matrix.columns && leaves.back() == matrices[i]->columns(), "x");
+            for (const int end : leaves) require(end % narrow(matrix.info().block_columns) == 0, "leaves");
+            made.push_back(empty({x.shape(0), matrix.rows}));
+            require(!biases[i] || biases[i]->size() == matrix.rows, "bias");
+            require(!residual || residual->size() == made.back().size(), "residual");
+            shape.add(matrices[i]->layer(made.back().floats(), biases[i] ? biases[i]->floats() : nullptr));
+            const bool ends = i + 1 == matrices.size() || matrices[i + 1]->matrix().format != matrix.format;
+            if (!ends && shape.num_layers < gpu::kMostBeside) continue;
+            launch_layers(matrix, shape, x, digits, activations);
+            shape.num_layers = 0;
+        }
+        return made;
+    }
+
+    Array embedding(const DeviceMatrix& table, const Array& ids) {
+        Array out = empty({ids.size(), table.matrix().columns});
+        gpu::embedding(device_, table.matrix().format, table.shape(narrow(ids.size()), out.floats()), ids.integers());
+        return out;
+    }
+    Array select_rows(const Array& x, const Array& rows) {
+        require(x.ndim() == 2, "x");
+        Array out = empty({rows.size(), x.shape(1)});
+        gpu::select_rows(device_, x.floats(), rows.integers(), narrow(rows.size()), narrow(x.shape(1)), out.floats());
+        return out;
+    }
+
+    // With activations, the width of integers, the digits of the result come too: rows are then those of the weight.
+    using WithDigits = std::pair<Array, std::optional<Array>>;
+    WithDigits rms_norm(const Array& x, const Array& weight, double eps, int activations) {
+        require(weight.size() > 0 && x.size() % weight.size() == 0, "x");
+        WithDigits made = with_digits(x.shape(), weight.size(), activations);
+        gpu::rms_norm(device_, x.floats(), weight.floats(), static_cast<float>(eps), narrow(x.size() / weight.size()),
+                      narrow(weight.size()), made.first.floats(), digits_too(made, activations));
+        return made;
+    }
+    WithDigits silu_mul(const Array& gate, const Array& up, int activations) {
+        require(gate.size() == up.size() && up.ndim() > 0, "gate");
+        WithDigits made = with_digits(up.shape(), up.shape(up.ndim() - 1), activations);
+        gpu::silu_mul(device_, gate.floats(), up.floats(), narrow(up.size()), made.first.floats(),
+                      digits_too(made, activations));
+        return made;
+    }
+    Array sigmoid_mul(const Array& x, const Array& gate) {
+        require(gate.size() > 0 && x.size() % gate.size() == 0, "gate");
+        Array out = like(x);
+        gpu::sigmoid_mul(device_, x.floats(), gate.floats(), narrow(x.size()), narrow(x.size() / gate.size()),
+                         out.floats());
+        return out;
+    }
+    Array add(const Array& x, const Array& y) {
+        require(x.size() == y.size(), "y");
+        Array out = like(x);
+        gpu::add(device_, x.floats(), y.floats(), narrow(x.size()), out.floats());
+        return out;
+    }
+    Array mul(const Array& x, const Array& y) {
+        require(x.size() == y.size(), "y");
+        Array out = like(x);
+        gpu::mul(device_, x.floats(), y.floats(), narrow(x.size()), out.floats());
+        return out;
+    }
+    Array sigmoid(const Array& x) {
+        Array out = like(x);
+        gpu::sigmoid(device_, x.floats(), narrow(x.size()), out.floats());
+        return out;
+    }
+    Array scale(const Array& x, float factor) {
+        Array out = like(x);
+        gpu::scale(device_, x.floats(), factor, narrow(x.size()), out.floats());
+        return out;
+    }
+
+    Array rope(const Array& x, const Array& positions, const Array& cos, const Array& sin) {
+        Array out = like(x);
+        gpu::rope(device_, rope_shape(x, positions, cos, sin, &out));
+        return out;
+    }
+
+    // Ids and weights, each [rows, chosen].
+    std::pair<Array, Array> route(const Array& logits, std::size_t chosen, bool renormalised) {
+        require(logits.ndim() == 2 && chosen >= 1 && chosen <= logits.shape(1), "logits");
+        const Lengths shape{logits.shape(0), chosen};
+        std::pair<Array, Array> made{empty(shape, false), empty(shape)};
+        gpu::route(device_, logits.floats(), narrow(logits.shape(0)), narrow(logits.shape(1)), narrow(chosen),
+                   renormalised, made.first.integers(), made.second.floats());
+        return made;
+    }
+
+    // Leaves are ends among the matrices, of which the first is that of id `first`.
+    Array experts(const Array& x, const Array& ids, const Array& weights, const MatrixTable& gates,
+                  const MatrixTable& ups, const MatrixTable& downs, int first, const std::vector<int>& leaves,
+                  int activations) {
+        const std::size_t inner = gates.first().matrix().rows;
+        require(x.ndim() == 2 && ids.ndim() == 2 && ids.shape(0) == x.shape(0) && weights.size() == ids.size(), "x");
+        require(ups.count() == gates.count() && downs.count() == gates.count(), "experts");
+        for (const MatrixTable* into : {&gates, &ups})
+            require(into->first().matrix().rows == inner && into->first().matrix().columns == x.shape(1),
+                    "gates and ups");
+        require(downs.first().matrix().rows == x.shape(1) && downs.first().matrix().columns == inner, "downs");
+        require_leaves(leaves);
+        const int rows = narrow(x.shape(0)), per_row = narrow(ids.shape(1)), pairs = rows * per_row;
+        const Array gate = empty({ids.size(), inner}), up = empty({ids.size(), inner});
+        const Array down = empty({ids.size(), x.shape(1)}), out = like(x);
+        const auto multiplied = [&](const MatrixTable& table, const Array& from, int of_row, const Array& to) {
+            gpu::LinearShape shape = table.first().shape(pairs, to.floats());
+            shape.chosen = {table.places(), ids.integers(), first, table.count(), of_row};
+            const Matrix& matrix = table.first().matrix();
+            const auto digits = matrix.in_blocks() ? std::optional(quantise(from, activations)) : std::nullopt;
+            launch_layers(matrix, shape, from, digits, activations);
+        };
+        multiplied(gates, x, per_row, gate);
+        multiplied(ups, x, per_row, up);
+        gpu::silu_mul(device_, gate.floats(), up.floats(), narrow(gate.size()), gate.floats(), {});
+        multiplied(downs, gate, 1, down);
+        gpu::ExpertsShape shape{{nullptr, ids.integers(), first, gates.count(), per_row},
+                                rows,
+                                narrow(x.shape(1)),
+                                down.floats(),
+                                weights.floats(),
+                                narrow(leaves.size()),
+                                {},
+                                out.floats()};
+        std::copy(leaves.begin(), leaves.end(), shape.leaf_ends);
+        gpu::sum_of_experts(device_, shape);
+        return out;
+    }
+
+    // `lost` [2] is filled with -1, and tells of a number that the cache cannot hold (gpu/cache.h, Store).
+    void kv_write(const Array& k, const Array& v, const DeviceCache& cache, const Array& slots, const Array& lost) {
+        const std::size_t count = slots.size() * cache.row();
+        require(k.size() == count && v.size() == count && lost.size() == 2, "k");
+        gpu::kv_write(device_, k.floats(), v.floats(), cache.view(), slots.integers(), narrow(slots.size()),
+                      reinterpret_cast<std::uint64_t*>(lost.integers()));
+    }
+    // q after RoPE; k after RoPE, and v, go to the cache alone.
+    Array rope_kv_write(const Array& q, const Array& k, const Array& v, const Array& positions, const Array& cos,
+                        const Array& sin, const DeviceCache& cache, const Array& slots, const Array& lost) {
+        const std::size_t count = slots.size() * cache.row();
+        require(k.size() == count && v.size() == count && lost.size() == 2, "k");
+        require(k.ndim() == 3 && k.shape(2) == static_cast<std::size_t>(cache.head_dim), "k");
+        Array out = like(q);
+        gpu::rope_kv_write(device_, rope_shape(q, positions, cos, sin, &out),
+                           rope_shape(k, positions, cos, sin, nullptr), v.floats(), cache.view(), slots.integers(),
+                           narrow(slots.size()), reinterpret_cast<std::uint64_t*>(lost.integers()));
+        return out;
+    }
+
+    // [tokens, heads * head_dim]. `splits` of 256 keys hold the longest sequence. `scores`, if there are any, are
+    // [heads, tokens of sequence score_seq, its context]: those of visible keys are written.
+    WithDigits attention(const Array& q, const DeviceCache& cache, const Array& positions, const Array& query_starts,
+                         const Array& block_tables, int splits, int block_size, int group_heads, int first_head,
+                         float scale, int window, std::optional<Out<float>> scores, int score_seq, int activations) {
+        require(q.ndim() == 3 && q.shape(0) == positions.size(), "q");
+        require(q.shape(2) == static_cast<std::size_t>(cache.head_dim), "head_dim");
+        require(block_tables.ndim() == 2 && query_starts.size() == block_tables.shape(0) + 1, "block_tables");
+        require(!scores || scores->ndim() == 3, "scores");
+        WithDigits made = with_digits({q.shape(0), q.shape(1) * q.shape(2)}, q.shape(2), activations);
+        const int tokens = narrow(positions.size());
+        gpu::AttentionShape shape{};
+        shape.cache = cache.view();
+        shape.max_blocks = narrow(block_tables.shape(1));
+        shape.block_size = block_size;
+        shape.num_splits = splits;
+        shape.positions = positions.integers();
+        shape.query_starts = query_starts.integers();
+        shape.block_tables = block_tables.integers();
+        shape.q = q.floats();
+        shape.out = made.first.floats();
+        shape.num_heads = narrow(q.shape(1));
+        shape.group_heads = group_heads;
+        shape.first_head = first_head;
+        shape.scale = scale;
+        shape.window = window;
+        const GilReleased released;
+        std::optional<gpu::DeviceMemory> shown;
+        if (scores) {
+            shown.emplace(handle_, scores->size() * sizeof(float));
+            gpu::upload(device_, {shown->as<void>(), scores->data(), shown->bytes()});
+            shape.scores = shown->as<float>();
+            shape.score_seq = score_seq;
+            shape.score_context = narrow(scores->shape(2));
+        }
+        const std::size_t of_token = q.shape(1) * static_cast<std::size_t>(splits) * (q.shape(2) + 2) * 4;
+        const int at_once = narrow(std::max<std::size_t>(1, kPartsBytes / std::max<std::size_t>(1, of_token)));
+        const gpu::DeviceMemory parts(handle_, static_cast<std::size_t>(std::min(tokens, at_once)) * of_token);
+        shape.parts = parts.as<float>();
+        for (int token = 0; token < tokens; token += at_once) {
+            shape.first_token = token;
+            shape.num_tokens = std::min(tokens - token, at_once);
+            gpu::attention(device_, shape, digits_too(made, activations));
+        }
+        if (scores) gpu::download(device_, {scores->data(), shown->as<void>(), shown->bytes()});
+        return made;
+    }
+
+    // `tops` [rows, 2] is filled with -1. Each becomes 0, 0 where a logit is not finite, else its first number is the
+    // first index of the largest logit.
+    void finite_argmax(const Array& logits, const Array& tops) {
+        require(logits.ndim() == 2 && tops.size() == 2 * logits.shape(0), "tops");
+        gpu::finite_argmax(device_, logits.floats(), narrow(logits.shape(0)), narrow(logits.shape(1)),
+                           reinterpret_cast<std::uint64_t*>(tops.integers()));
+    }
+
+private:
+    static constexpr std::size_t kPartsBytes = std::size_t{64} << 20;  // of attention, at a time
+
+    std::shared_ptr<gpu::Device> handle_;
+    gpu::Device& device_;
+
+    Array empty(Lengths shape, bool is_float = true) const { return Array::empty(handle_, std::move(shape), is_float); }
+    Array like(const Array& x) const { return empty(x.shape()); }
+
+    static Activations width_of(int activations) {
+        require(activations >= 1 && activations <= 3, "activations");
+        return static_cast<Activations>(activations);
+    }
+    static std::size_t digit_words(std::size_t columns, int activations) {  // of a row
+        return columns / kDigitColumns * kDigitBlockBytes[static_cast<int>(width_of(activations))] / 4;
+    }
+    Array digits_of(std::size_t rows, std::size_t columns, int activations) const {
+        return empty({rows, digit_words(columns, activations)}, false);
+    }
+    static std::uint8_t* bytes_of(const Array& digits) { return reinterpret_cast<std::uint8_t*>(digits.integers()); }
+
+    // A result of this shape, written in pieces of `piece` columns; with activations, digits of its rows, too.
+    WithDigits with_digits(const Lengths& shape, std::size_t piece, int activations) const {
+        WithDigits made{empty(shape), std::nullopt};
+        if (activations == 0) return made;
+        const std::size_t columns = shape.back();
+        require(shape.size() == 2 && piece % kDigitColumns == 0 && columns % piece == 0, "digits of other rows");
+        made.second = digits_of(shape[0], columns, activations);
+        return made;
+    }
+    static gpu::DigitsToo digits_too(const WithDigits& made, int activations) {
+        if (!made.second) return {};
+        return {bytes_of(*made.second), width_of(activations), narrow(made.first.shape(0)),
+                narrow(made.first.shape(1))};
+    }
+
+    void launch_layers(const Matrix& matrix, const gpu::LinearShape& shape, const Array& x,
+                       const std::optional<Array>& digits, int activations) {
+        const float* const from = x.floats();
+        const int rows = narrow(x.shape(0));
+        if (!matrix.in_blocks()) return gpu::float_linear(device_, matrix.format, shape, from);
+        require(digits && digits->shape() == Lengths{x.shape(0), digit_words(x.shape(1), activations)}, "digits");
+        gpu::integer_linear(device_, matrix.format, width_of(activations), shape, bytes_of(*digits), rows);
+    }
+    static gpu::RopeShape rope_shape(const Array& x, const Array& positions, const Array& cos, const Array& sin,
+                                     const Array* out) {
+        require(x.ndim() == 3 && x.shape(0) == positions.size(), "x");
+        require(cos.ndim() == 2 && cos.size() == sin.size() && 2 * cos.shape(1) == x.shape(2), "cos");
+        return {
+            x.floats(),         positions.integers(), cos.floats(),      sin.floats(), out ? out->floats() : nullptr,
+            narrow(x.shape(0)), narrow(x.shape(1)),   narrow(x.shape(2))};
+    }
+
+    static void require_leaves(const std::vector<int>& leaves) {
+        const std::size_t count = leaves.size();
+        require(count >= 1 && count <= kMaxLeaves && (count & (count - 1)) == 0, "leaves");
+        require(std::is_sorted(leaves.begin(), leaves.end()) && leaves[0] >= 0, "leaves");
+    }
+};
+
+}  // namespace karat
