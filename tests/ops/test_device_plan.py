@@ -1,7 +1,10 @@
 """A model on a device as launches: what is joined and recorded, and the same bits as the native executor's steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +102,35 @@ def test_what_is_joined(tmp_path: Path, stored: str | None) -> None:
     # Rows of 48 numbers are no blocks of Q4_0: the layer that reads them keeps its type.
     expected = {1, 4, 6, 11} if stored else set()
     assert {i for i, node in enumerate(nodes) if node.digits} == expected
+
+
+def kinds_of(forward: Callable[[Any, Any], Any]) -> list[type]:
+    return [type(node.op) for node in joined(*recorded(forward))]
+
+
+def test_what_others_read_is_not_joined_away() -> None:
+    weight, table, other = SimpleNamespace(in_blocks=False), SimpleNamespace(), SimpleNamespace()
+
+    def sums(ops: Any, step: Any, *, again: bool, twice: bool) -> Any:
+        x = ops.embedding(step, None, name="x")
+        y = ops.linear(x, weight, name="y")
+        z = ops.add(y if twice else x, y, name="z")
+        return ops.add(z, y, name="w") if again else z
+
+    assert kinds_of(partial(sums, again=False, twice=False)) == [api.Embedding, LinearPlus]
+    assert kinds_of(partial(sums, again=True, twice=False)) == [api.Embedding, api.Linear, api.Add, api.Add]
+    assert kinds_of(partial(sums, again=False, twice=True)) == [api.Embedding, api.Linear, api.Add]
+
+    def turned(ops: Any, step: Any, *, of_k: Any, again: bool) -> Any:
+        x = ops.embedding(step, None, name="x")
+        q, k = ops.rope(x, table, step, name="q"), ops.rope(x, of_k, step, name="k")
+        ops.kv_write(k, x, None, step)
+        return ops.add(q, k, name="sum") if again else q
+
+    alone = [api.Embedding, api.Rope, api.Rope, api.KvWrite]
+    assert kinds_of(partial(turned, of_k=table, again=False)) == [api.Embedding, RopeKvWrite]
+    assert kinds_of(partial(turned, of_k=other, again=False)) == alone
+    assert kinds_of(partial(turned, of_k=table, again=True)) == [*alone, api.Add]
 
 
 def test_a_number_that_does_not_fit_the_cache(tmp_path: Path) -> None:
