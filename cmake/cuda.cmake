@@ -27,7 +27,8 @@ target_include_directories(karat_gpu PRIVATE "${csrc}")
 target_compile_definitions(karat_gpu PRIVATE KARAT_ISA_NAMESPACE=gpu KARAT_ONE_LANE)
 target_compile_options(karat_gpu PRIVATE -fmad=false -O3)
 
-nanobind_add_module(_cuda STABLE_ABI NB_STATIC "${csrc}/python/device_module.cpp" "${csrc}/formats/packed.cpp")
+# A domain of its own: the classes of karat._emulated have the same names, and both may be in one process.
+nanobind_add_module(_cuda STABLE_ABI NB_STATIC NB_DOMAIN karat_cuda "${csrc}/python/device_module.cpp" "${csrc}/formats/packed.cpp")
 target_include_directories(_cuda PRIVATE "${csrc}")
 target_compile_definitions(_cuda PRIVATE KARAT_DEVICE_MODULE=_cuda KARAT_ISA_NAMESPACE=gpu KARAT_ONE_LANE)
 target_compile_options(_cuda PRIVATE -O2 -ffp-contract=off -Wall -Wextra)

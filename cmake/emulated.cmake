@@ -4,7 +4,8 @@
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-march=native KARAT_HAS_MARCH_NATIVE)  # a fused multiply-add is then one instruction
 file(GLOB emulated_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_LIST_DIR}/../csrc/gpu/*.cpp")
-nanobind_add_module(_emulated STABLE_ABI NB_STATIC csrc/python/device_module.cpp csrc/formats/packed.cpp
+# A domain of its own: the classes of the module for NVIDIA GPUs have the same names, and both may be in one process.
+nanobind_add_module(_emulated STABLE_ABI NB_STATIC NB_DOMAIN karat_emulated csrc/python/device_module.cpp csrc/formats/packed.cpp
     ${emulated_sources})
 target_include_directories(_emulated PRIVATE "${CMAKE_CURRENT_LIST_DIR}/../csrc")
 target_compile_definitions(_emulated PRIVATE KARAT_DEVICE_MODULE=_emulated KARAT_ISA_NAMESPACE=gpu KARAT_ONE_LANE)

@@ -47,6 +47,13 @@ def test_the_module_needs_the_driver_alone() -> None:
             create("auto", "float32", {"device": "cuda"})
 
 
+def test_a_process_may_have_it_and_the_emulation() -> None:
+    """Their classes have the same names: who asks for the emulation gets it, whichever module came first."""
+    pytest.importorskip("karat_cuda._cuda", reason="`make cuda` builds it")
+    emulated = pytest.importorskip("karat._emulated", reason="`make emulated` builds it")
+    assert emulated.Device.__module__ == "karat._emulated" and emulated.Device(0).name == "emulation"
+
+
 @pytest.mark.long
 @pytest.mark.skipif(NVCC is None, reason="no nvcc here")
 @pytest.mark.parametrize("architecture", ["80", "90a", "100", "120"])

@@ -1,6 +1,7 @@
 """Executors and their options: what each takes, what it says of others, and a new one that no caller knows."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -137,7 +138,9 @@ def test_a_device_is_its_executor() -> None:
 
 @needs_native
 def test_a_device_that_is_not_there_says_how_to_get_it() -> None:
-    for device, how in (("cuda", "`make cuda`"), ("cuda:1", "`make cuda`"), ("cuda-emulated", "`make emulated`")):
+    """A module, or the driver that the module asks for."""
+    cuda = "`make cuda`" if find_spec("karat_cuda") is None else "NVIDIA driver"
+    for device, how in (("cuda", cuda), ("cuda:1", cuda), ("cuda-emulated", "`make emulated`")):
         if devices()[device.partition(":")[0]] is not None:
             with pytest.raises(ExecutorError, match=f"executor is not available: .*{how}"):
                 create("auto", "float32", {"device": device})
