@@ -5,6 +5,7 @@ Covers: karat.bench.sides.
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from karat.errors import UsageError
 from karat.kv.groups import bytes_per_token
 from karat.models.decoder import outline
 from karat.models.registry import find_weights
+from tests.engine.tiny import write_model
 
 
 class Note:
@@ -210,3 +212,21 @@ def test_every_turn_computes_the_whole_prompt() -> None:
     )
     prefill = run_bench(options, lambda text: None, limit_buffer_bytes=1 << 20)["rows"][0]
     assert prefill["attention_flops"] == 4 * 64 * 2 * sum(range(1, 65))  # heads × head_dim, layers
+
+
+def test_a_batch_has_room_where_layers_have_windows(tmp_path: Path) -> None:
+    """A long prompt's workload, beside the batch: in proportion to its context the window's group was small."""
+    write_model(tmp_path, use_sliding_window=True, sliding_window=64, max_window_layers=1, max_position_embeddings=1024)
+    options = BenchOptions(
+        model=tmp_path,
+        prompt_tokens=(900,),
+        gen_tokens=2,
+        batch=6,
+        context=0,
+        repeat=1,
+        threads=1,
+        max_num_batched_tokens=64,
+    )
+    row = run_bench(options, lambda text: None, limit_buffer_bytes=1 << 20)["rows"][-1]
+    assert row["name"].endswith("batch 6")
+    assert row["flops_per_s"] > 0 and row["overhead"] < 1

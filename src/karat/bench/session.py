@@ -24,7 +24,9 @@ from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.weights import num_stored_bytes
 from karat.engine.llm import LLM
 from karat.kv.blocks import BLOCK_SIZE
+from karat.kv.groups import windows_of
 from karat.machine.cores import num_physical_cores
+from karat.models.decoder import outline
 from karat.models.opening import open_model
 from karat.models.registry import find_weights, read_config
 from karat.ops import native
@@ -141,7 +143,9 @@ class _Session:
             max_num_batched_tokens=budget,
         )
         lengths = [workload.context_len(options.repeat, budget) for workload in self.workloads]
-        blocks = (w.batch * (-(-n // BLOCK_SIZE) + 2) for w, n in zip(self.workloads, lengths, strict=True))
+        blocks = max(w.batch * (-(-n // BLOCK_SIZE) + 2) for w, n in zip(self.workloads, lengths, strict=True))
+        if any(windows_of(outline(self.config).keeps)):  # where contexts have less room, windows have less, too
+            blocks = max(w.batch for w in self.workloads) * -(-max(lengths) // BLOCK_SIZE)
         given = {"quantize": options.quantize, "threads": options.num_threads, **options.loading}
         sizes: dict[str, Any] = {
             "tokenizer": tokenizer,
@@ -149,7 +153,7 @@ class _Session:
             "max_num_seqs": options.batch,
             "max_num_batched_tokens": budget,
             "max_step_ms": 0,  # prompts are computed in whole chunks, also while others decode
-            "num_blocks": max(blocks),
+            "num_blocks": blocks,
             "generation_config": "none",
             "enable_prefix_caching": False,  # a turn measures the same prompt as the one before
         }

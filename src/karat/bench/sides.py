@@ -124,6 +124,7 @@ class KaratSide:
             self._add(prompt, extra + num_steps)
         decodes = False
         while not decodes:
+            assert self._engine.has_work, f"{len(prompts)} sequences never decoded together: the cache has less room"
             self._timed_step()
             decodes = all(batch.num_tokens == batch.num_seqs == len(prompts) for batch in self._watch.batches)
 
