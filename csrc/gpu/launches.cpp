@@ -164,5 +164,6 @@ void attention(Device& device, const AttentionShape& shape, const DigitsToo& dig
 void finite_argmax(Device& device, const float* logits, int rows, int columns, std::uint64_t* tops) {
     launch(device, FiniteArgmax{logits, rows, columns, tops});
 }
+void largest(Device& device, const LargestShape& shape) { launch(device, Largest{shape}); }
 
 }  // namespace karat::gpu

@@ -60,4 +60,7 @@ void attention(Device& device, const AttentionShape& shape, const DigitsToo& dig
 // Of each row of logits [rows, columns]: what FiniteArgmax tells (gpu/choosing.h); tops [rows] begin with all bits set.
 void finite_argmax(Device& device, const float* logits, int rows, int columns, std::uint64_t* tops);
 
+// One step to the `kept` largest of each row (gpu/choosing.h): the last one where the row's ranks are one piece.
+void largest(Device& device, const LargestShape& shape);
+
 }  // namespace karat::gpu

@@ -100,4 +100,16 @@ struct AttentionShape {
     }
 };
 
+// Ranks of a row that one block of threads sorts, and the most that it leaves of them.
+inline constexpr int kRankedAtOnce = 4096, kMostLargest = 1024;
+
+struct LargestShape {
+    const float* x;  // [rows, columns], all finite
+    int rows, columns;
+    const std::uint64_t* ranks;  // [rows, count], or null: those of x, whose columns are as many
+    int count;
+    int kept;            // a power of two
+    std::uint64_t* out;  // [rows, pieces, kept] ranks; of one piece an index and above it the bits of its number
+};
+
 }  // namespace karat::gpu

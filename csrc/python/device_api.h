@@ -204,7 +204,7 @@ public:
         const std::size_t count = slots.size() * cache.row();
         require(k.size() == count && v.size() == count && lost.size() == 2, "k");
         gpu::kv_write(device_, k.floats(), v.floats(), cache.view(), slots.integers(), narrow(slots.size()),
-                      reinterpret_cast<std::uint64_t*>(lost.integers()));
+                      pairs_of(lost));
     }
     // q after RoPE; k after RoPE, and v, go to the cache alone.
     Array rope_kv_write(const Array& q, const Array& k, const Array& v, const Array& positions, const Array& cos,
@@ -215,7 +215,7 @@ public:
         Array out = like(q);
         gpu::rope_kv_write(device_, rope_shape(q, positions, cos, sin, &out),
                            rope_shape(k, positions, cos, sin, nullptr), v.floats(), cache.view(), slots.integers(),
-                           narrow(slots.size()), reinterpret_cast<std::uint64_t*>(lost.integers()));
+                           narrow(slots.size()), pairs_of(lost));
         return out;
     }
 
@@ -271,8 +271,26 @@ public:
     // first index of the largest logit.
     void finite_argmax(const Array& logits, const Array& tops) {
         require(logits.ndim() == 2 && tops.size() == 2 * logits.shape(0), "tops");
-        gpu::finite_argmax(device_, logits.floats(), narrow(logits.shape(0)), narrow(logits.shape(1)),
-                           reinterpret_cast<std::uint64_t*>(tops.integers()));
+        gpu::finite_argmax(device_, logits.floats(), narrow(logits.shape(0)), narrow(logits.shape(1)), pairs_of(tops));
+    }
+    // [rows, kept, 2]: the largest logits of each row, which are finite, from the largest on; of equal ones the first
+    // comes first. A pair is an index and the bits of its logit, or -1, -1 where a row has no more. `kept` is a power
+    // of two.
+    Array largest(const Array& logits, int kept) {
+        require(logits.ndim() == 2 && kept > 0 && kept <= gpu::kMostLargest && (kept & (kept - 1)) == 0, "kept");
+        const int rows = narrow(logits.shape(0)), columns = narrow(logits.shape(1));
+        gpu::LargestShape shape{logits.floats(), rows, columns, nullptr, columns, kept, nullptr};
+        std::optional<Array> ranks;
+        while (true) {
+            const int left = gpu::pieces(shape.count, gpu::kRankedAtOnce) * kept;
+            Array made = empty({logits.shape(0), static_cast<std::size_t>(left), 2}, false);
+            shape.out = pairs_of(made);
+            gpu::largest(device_, shape);
+            if (shape.count <= gpu::kRankedAtOnce) return made;
+            ranks = made;
+            shape.ranks = shape.out;
+            shape.count = left;
+        }
     }
 
 private:
@@ -294,6 +312,7 @@ private:
     Array digits_of(std::size_t rows, std::size_t columns, int activations) const {
         return empty({rows, digit_words(columns, activations)}, false);
     }
+    static std::uint64_t* pairs_of(const Array& array) { return reinterpret_cast<std::uint64_t*>(array.integers()); }
     static std::uint8_t* bytes_of(const Array& digits) { return reinterpret_cast<std::uint8_t*>(digits.integers()); }
 
     // A result of this shape, written in pieces of `piece` columns; with activations, digits of its rows, too.

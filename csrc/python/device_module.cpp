@@ -71,7 +71,8 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def("attention", &D::attention, "q"_a, "cache"_a, "positions"_a, "query_starts"_a, "block_tables"_a,
              "splits"_a, "block_size"_a, "group_heads"_a, "first_head"_a, "scale"_a, "window"_a, "scores"_a.none(),
              "score_seq"_a, "activations"_a)
-        .def("finite_argmax", &D::finite_argmax, "logits"_a, "tops"_a);
+        .def("finite_argmax", &D::finite_argmax, "logits"_a, "tops"_a)
+        .def("largest", &D::largest, "logits"_a, "kept"_a);
     nb::class_<DeviceMatrix>(m, "DeviceMatrix")
         .def(
             "__init__",

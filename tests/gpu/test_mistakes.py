@@ -156,6 +156,26 @@ MISTAKES = {
         "return bf16_of(value);",
         "return MISTAKE ? static_cast<std::uint16_t>(bits_of(value) >> 16) : bf16_of(value);",
     ),
+    "of equal logits the larger id": (
+        "choosing.h",
+        "<< 32 | static_cast<std::uint32_t>(index);\n}",
+        "<< 32 | static_cast<std::uint32_t>(MISTAKE ? ~index : index);\n}",
+    ),
+    "zeros of which the negative one is smaller": (
+        "choosing.h",
+        "bits_of(number + 0.0f)",
+        "bits_of(MISTAKE ? number : number + 0.0f)",
+    ),
+    "runs of the largest that meet the same way round": (
+        "choosing.h",
+        "least.get(half + (i ^ (kept - 1)));",
+        "least.get(half + (MISTAKE ? i : i ^ (kept - 1)));",
+    ),
+    "no barrier between comparisons": (
+        "choosing.h",
+        "const auto order = [&](int size, int step, int mask) {\n            cta.sync();",
+        "const auto order = [&](int size, int step, int mask) {\n            if (!MISTAKE) cta.sync();",
+    ),
     "the first narrow row of a table in wide panels": (
         "embedding.h",
         "row < wide_rows ? kPanelRows : size",

@@ -41,7 +41,7 @@ from karat.ops.device import EmulatedOps, missing
 from karat.ops.executor import CacheSpec, Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.native import NativeOps, unavailable_reason
-from karat.ops.rows import finite_argmax
+from karat.ops.rows import finite_argmax, largest
 from karat.quant import CODINGS, FORMATS
 from karat.ranks.group import Share
 from tests.support.activations import rows_of_all_kinds
@@ -327,6 +327,26 @@ def test_the_first_of_the_largest_logits() -> None:
     device.finite_argmax(device.array(logits), tops)
     found = values_of(tops)
     assert [int(top[0]) if top.any() else None for top in found] == [finite_argmax(row) for row in logits]
+
+
+@pytest.mark.drawn(2, each=("num",))
+@pytest.mark.parametrize("num", [1, 2, 30, 128, 1000, 1024])
+def test_the_largest_logits(num: int) -> None:
+    """As rows.largest has them: of equal ones the first; numbers have their bits, zeros of both signs too."""
+    rng = rng_of(num)
+    for columns in (num, num + 1, 4096, int(rng.integers(4097, 30000))):
+        kept = 1 << (num - 1).bit_length()
+        logits = rng.integers(-3, 3, (3, columns)).astype(np.float32) * np.float32(1e30)
+        logits[1] = rng.standard_normal(columns)
+        logits[2] = np.where(rng.random(columns) < 0.5, np.float32(-0.0), np.float32(0.0))
+        on = EmulatedOps(number=int(rng.integers(2**32))).kernels.device
+        pairs = values_of(on.largest(on.array(logits), kept))
+        assert pairs.shape == (3, kept, 2) and (pairs[:, columns:] == -1).all()
+        for row, found in zip(logits, pairs, strict=True):
+            ids, numbers = found[:num, 0], np.ascontiguousarray(found[:num, 1]).view(np.float32)
+            np.testing.assert_array_equal(np.sort(ids), largest(row, num))
+            np.testing.assert_array_equal(ids, np.lexsort((np.arange(columns), -row))[:num])
+            assert_same_bits(numbers, row[ids])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

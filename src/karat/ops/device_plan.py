@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from karat.batch import COLUMNS, GROUP_COLUMNS, ForwardBatch
 from karat.ops import api
@@ -280,4 +282,12 @@ class DevicePlan(AtOnce):
                 logits.read(rows)
             return rows
 
-        return DeviceLogits(read, tops, logits.shape)
+        @cache
+        def largest(num: int) -> NDArray[np.int32]:
+            with self._room("logits"):
+                found = self._kernels.device.largest(logits, num)
+                pairs = np.empty(found.shape, np.int32)
+                found.read(pairs)
+            return pairs
+
+        return DeviceLogits(read, tops, largest, logits.shape)

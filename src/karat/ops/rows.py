@@ -56,6 +56,14 @@ def largest(row: NDArray[np.floating], num: int) -> Ids:
     return np.sort(np.concatenate((above, np.flatnonzero(row == cut)[: num - len(above)]))).astype(np.int64)
 
 
+def largest_values(row: NDArray[np.floating], num: int) -> tuple[Ids, NDArray[np.floating]]:
+    """As `largest`, with their values [num]. Of logits on a device no others are read."""
+    if isinstance(row, DeviceLogits) and (found := row.largest(num)) is not None:
+        return found
+    kept = largest(row, num)
+    return kept, row[kept]
+
+
 def exp_weights(row: NDArray[np.floating], temperature: float) -> Float64:
     """exp((x - max) / temperature) of a row [values] without NaN, in float64."""
     top = float(row[argmax(row)])

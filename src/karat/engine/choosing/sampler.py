@@ -246,8 +246,8 @@ def narrowed(
         scores = scores[token_ids]
         yield "top_n_sigma", token_ids, np.ones(len(token_ids))
     if 0 < params.top_k < len(scores):
-        kept = rows.largest(scores, params.top_k)
-        token_ids, scores = token_ids[kept], scores[kept]
+        kept, scores = rows.largest_values(scores, params.top_k)
+        token_ids = token_ids[kept]
     weights = rows.exp_weights(scores, params.temperature)
     yield "top_k", token_ids, weights
     if params.typical_p < 1:
