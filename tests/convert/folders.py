@@ -15,6 +15,20 @@ from tests.support.parallel import hub_name
 from tests.support.sideways import sideways
 
 FAMILIES: dict[str, dict[str, Any]] = {
+    "exaone4": {
+        "model_type": "exaone4",
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 2,
+        "pad_token_id": 0,
+    },
+    "exaone4 with windows": {
+        "model_type": "exaone4",
+        "sliding_window": 24,
+        "num_hidden_layers": 5,
+        "pad_token_id": 0,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "full", "sliding", "sliding")],
+        "rope_scaling": {"rope_type": "linear", "factor": 2.5},
+    },
     "gemma2": {"model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24},
     "gemma3_text": {
         "model_type": "gemma3_text",

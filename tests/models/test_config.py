@@ -4,7 +4,7 @@ Covers: karat.models.family, karat.models.gemma2, karat.models.gemma3_text, kara
 karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.ministral3, karat.models.qwen2,
 karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral, karat.models.mixtures,
 karat.models.olmo2, karat.models.olmoe, karat.models.reader, karat.models.ropes, karat.models.seed_oss,
-karat.models.smollm3, karat.models.lfm2, karat.models.lfm2_moe.
+karat.models.smollm3, karat.models.lfm2, karat.models.lfm2_moe, karat.models.exaone4, karat.models.window_patterns.
 """
 
 import copy
@@ -50,6 +50,7 @@ _GEMMA = {
     "use_bidirectional_attention": False,
 }
 EXTRA: dict[str, dict[str, Any]] = {
+    "exaone4": {"sliding_window": 64, "sliding_window_pattern": 2, "head_dim": 12, "pad_token_id": 0},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3_text": {
         **_GEMMA,
@@ -545,6 +546,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "rope_parameters and rope_scaling are both stated",
     ),
     ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_theta": 5.0}}}, "rope_local_base_freq=10000.0"),
+    ("exaone4", {"sliding_window_pattern": "LGL"}, "sliding_window_pattern='LGL': expected an integer"),
+    ("exaone4", {"sliding_window_pattern": 0}, "sliding_window_pattern=0"),
+    ("exaone4", {"sliding_window": None, "layer_types": ["sliding_attention"] * 4}, "no sliding_window is in force"),
     ("granite", {"logits_scaling": 0}, "logits_scaling=0.0"),
     ("granite", {"logits_scaling": True}, "logits_scaling=True"),
     (
@@ -796,6 +800,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     assert read_config(raw_config(family, num_key_value_heads=None)).num_kv_heads == 4
     changes: list[dict[str, Any]] = []
     if family not in (
+        "exaone4",
         "gemma2",
         "gemma3_text",
         "gpt_oss",
@@ -813,7 +818,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         changes += [{"num_key_value_heads": None}]
     yarn = rope_of(family, rope_type="yarn", **YARN, finetuned=True, extrapolation_factor=1)
     changes += [{"rope_parameters": yarn}]
-    if family.startswith("gemma"):
+    if family == "exaone4" or family.startswith("gemma"):
         changes += [{"sliding_window": ...}, {"layer_types": None}]
     elif family not in ("granite", "llama", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "seed_oss"):
         changes += [{"sliding_window": ...}, {"sliding_window": None}]

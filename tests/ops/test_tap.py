@@ -52,6 +52,8 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     config = random_models.draw_config(rng, family) | {"num_hidden_layers": 2}
     for key in ("layer_types", "decoder_sparse_step", "mlp_only_layers"):
         config.pop(key, None)
+    if family == "exaone4":  # which layers have a window follows from the window
+        config["sliding_window"] = 7
     recurrent: list[str] = []  # modules of the first layer, where it has no attention
     if "linear_num_key_heads" in config:
         config["full_attention_interval"] = 2
@@ -105,7 +107,9 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     for name in shared:
         (ours,) = tap.records[name]
         turned = theirs[name].detach()
-        if family == "gemma3_text" and name.endswith(("q_norm", "k_norm")):  # whose heads come before tokens
+        if family in ("exaone4", "gemma3_text") and name.endswith(
+            ("q_norm", "k_norm")
+        ):  # whose heads come before tokens
             turned = turned.transpose(1, 2)
         other = turned.numpy().reshape(ours.shape)
         assert np.abs(ours - other).max() <= 1e-3 * np.abs(other).max(), name

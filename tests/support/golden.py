@@ -63,6 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 2.0,
         "query_pre_attn_scalar": 128,
     },
+    "exaone4": {"sliding_window": 20, "sliding_window_pattern": 2, "tie_word_embeddings": False},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
     "granite": {"attention_bias": True},

@@ -36,6 +36,7 @@ from tests.support.sideways import sideways
 
 # What a family's models need that others do not.
 _OWN: dict[str, dict[str, Any]] = {
+    "exaone4": {"sliding_window": None, "pad_token_id": 0},  # a cache of one group
     "gemma2": {"sliding_window": 512, "attn_logit_softcapping": 5.0},
     "gemma3_text": {"sliding_window": 512, "rope_local_base_freq": 100.0},
     "granite": {
@@ -183,6 +184,8 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
         config = {"query_pre_attn_scalar": config["head_dim"]} | config  # what GGUF means
         if "sliding_window" not in changes:  # a cache of one group
             config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    if family == "exaone4" and config["sliding_window"] is None:  # which transformers wants stated then
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if family == "gpt_oss" and "sliding_window" not in changes:  # a cache of one group
         config |= {"sliding_window": 512, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
     return config

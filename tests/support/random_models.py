@@ -16,6 +16,7 @@ import torch
 import transformers
 
 FAMILIES = (
+    "exaone4",
     "gemma2",
     "gemma3_text",
     "gpt_oss",
@@ -63,7 +64,7 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         hidden = num_heads * rng.choice([5, 7, 9, 12])
     elif free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
-    elif family in ("granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
+    elif family in ("exaone4", "granite", "llama", "smollm3") and rng.random() < 0.5:  # head_dim stated and different
         hidden = num_heads * rng.choice([5, 7, 9, 12])
     else:
         hidden = num_heads * head_dim
@@ -93,6 +94,10 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config["sliding_window"] = window
     elif family == "ministral3":
         config |= {"sliding_window": window, "pad_token_id": 0, "rope_parameters": _growing(rng, config)}
+    elif family == "exaone4":
+        stated = {"sliding_window_pattern": 2} if rng.random() < 0.5 else {"layer_types": _draw_types(rng, num_layers)}
+        stated = {"layer_types": ["full_attention"] * num_layers} if window is None else stated
+        config |= {"sliding_window": window, "pad_token_id": 0, **stated}
     elif family == "smollm3":
         config |= {"use_sliding_window": window is not None, "sliding_window": window, "pad_token_id": 0}
         config |= rng.choice(

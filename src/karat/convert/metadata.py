@@ -50,13 +50,17 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         *((f"{arch}.{key}", scalar("FLOAT32", getattr(config, name))) for key, name in form.numbers.items()),
     ]
     if form.window_theta is not None:
-        pairs.append((f"{arch}.{WINDOW_THETA}", scalar("FLOAT32", _window_theta(config, form.window_theta))))
+        pairs.append(
+            (f"{arch}.{WINDOW_THETA}", scalar("FLOAT32", _window_theta(config, form.window_theta or rope.theta)))
+        )
     return pairs + [(f"{arch}.rope.scaling.{key}", value) for key, value in _scaling(rope, form.yarn_truncates)]
 
 
 def _whole(stated: int | Sequence[int]) -> bytes:
-    """A number of all layers, or one for each."""
-    return scalar("UINT32", stated) if isinstance(stated, int) else numbers("INT32", stated)
+    """A number of all layers, or one for each, or a truth value."""
+    if isinstance(stated, int):
+        return scalar("UINT32", stated)
+    return numbers("BOOL" if all(isinstance(each, bool) for each in stated) else "INT32", stated)
 
 
 def _window(config: ModelConfig) -> int:
@@ -77,7 +81,7 @@ def rope_of(config: ModelConfig) -> RopeConfig:
     """The RoPE of the layers that have it. ConfigError for several, and for other layers than GGUF means."""
     form = FAMILIES[config.model_type].gguf
     for layer, shape in enumerate(config.shapes):
-        if (shape.rope is not None) != form.has_rope(layer):
+        if (shape.rope is not None) != form.has_rope(config, layer):
             found, expected = ("RoPE", "none") if shape.rope else ("no RoPE", "RoPE")
             raise ConfigError(
                 f"layer {layer} has {found}, which GGUF cannot state for {form.architecture}; expected {expected}"

@@ -5,6 +5,7 @@ from typing import Any
 
 from karat.checkpoint.composite import Composite
 from karat.models import (
+    exaone4,
     gemma2,
     gemma3,
     gemma3_text,
@@ -37,6 +38,7 @@ from karat.models.family import Family
 FAMILIES: Mapping[str, Family[Any]] = {
     family.model_type: family
     for family in (
+        exaone4.FAMILY,
         gemma2.FAMILY,
         gemma3_text.FAMILY,
         gpt_oss.FAMILY,

@@ -1,6 +1,6 @@
 """OLMo 2 (arXiv 2501.00656): RMSNorm after attention and MLP, not before, and of all heads of q and of k together."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,16 +55,18 @@ def _own_config(_: Metadata, names: Collection[str]) -> dict[str, Any]:
 
 
 _BEFORE = ("attn_norm", "ffn_norm")
+TENSORS: Mapping[str, str] = {
+    **{stored: name for stored, name in IN_LAYER.items() if stored not in _BEFORE},
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 GGUF: GgufForm[Olmo2Config] = GgufForm(
     architecture="olmo2",
-    in_layer={
-        **{stored: name for stored, name in IN_LAYER.items() if stored not in _BEFORE},
-        "attn_q_norm": "self_attn.q_norm",
-        "attn_k_norm": "self_attn.k_norm",
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    in_layer=TENSORS,
+    claims=lambda metadata: not metadata.get(int, "olmo2.attention.sliding_window", 0),  # else it is OLMo 3
     own_config=_own_config,
     not_in_llama_cpp=lambda config: "olmo2 with biases in its attention" if config.attention_bias else None,
 )

@@ -63,7 +63,7 @@ GGUF: GgufForm[SmolLM3Config] = GgufForm(
     architecture="smollm3",
     in_layer=IN_LAYER,
     paired=("self_attn.q_proj", "self_attn.k_proj"),
-    has_rope=lambda index: (index + 1) % _INTERVAL != 0,
+    has_rope=lambda _, index: (index + 1) % _INTERVAL != 0,
     own_config=lambda _, names: {
         "attention_bias": has_bias(names, ".self_attn."),
         "mlp_bias": has_bias(names, ".mlp."),

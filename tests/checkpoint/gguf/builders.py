@@ -191,8 +191,10 @@ def write_model(
         writer.add_logit_scale(config["logits_scaling"])
     if family == "ministral3":
         writer.add_attn_temperature_scale(config["rope_parameters"]["llama_4_scaling_beta"])
-    if family == "gpt_oss" or family.startswith("gemma"):
-        writer.add_sliding_window(config["sliding_window"])
+    if family in ("exaone4", "gpt_oss") or family.startswith("gemma"):
+        writer.add_sliding_window(config["sliding_window"] or 0)
+    if family == "exaone4" and config.get("layer_types"):
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if family.startswith("gemma"):
         for add, key in (
             (writer.add_final_logit_softcapping, "final_logit_softcapping"),

@@ -164,8 +164,11 @@ class TestSameModel:
             raw.pop("use_sliding_window")
         if family == "gpt_oss":
             raw |= {"sliding_window": 20, "swiglu_limit": 7.0, "swiglu_alpha": 1.702}
-        elif family != "mistral":
+        elif family not in ("exaone4", "mistral"):
             raw.pop("sliding_window")
+        if family == "exaone4" and seed % 3:  # of which a file states the layers with a window
+            kinds = ["full_attention", "sliding_attention"]
+            raw |= {"sliding_window": 20, "layer_types": rng.choices(kinds, k=raw["num_hidden_layers"])}
         if raw["rope_parameters"]["rope_type"] == "yarn":  # what else it may state, GGUF does not carry
             kept = ("rope_type", "rope_theta", "factor", "original_max_position_embeddings")
             kept += ("mscale", "mscale_all_dim", "llama_4_scaling_beta") if family == "ministral3" else ()

@@ -22,6 +22,7 @@ from karat.check.record.executors import Steps
 from karat.check.record.hf_delta_nets import DeltaNets
 from karat.check.record.hf_files import HfFiles
 from karat.check.record.hf_modules import (
+    by_token,
     has_gate,
     mixer_of,
     mixers_of,
@@ -243,7 +244,7 @@ class Recorder:
 
             def output(module: Any, name: str) -> None:
                 def hook(_module: Any, _args: Any, out: Any) -> None:
-                    self._keep(name, out[0] if isinstance(out, tuple) else out)
+                    self._keep(name, by_token(base, name, out[0] if isinstance(out, tuple) else out))
 
                 stack.callback(module.register_forward_hook(hook).remove)
 

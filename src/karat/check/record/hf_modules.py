@@ -58,6 +58,18 @@ def has_gate(attention: Any) -> bool:
     return bool(rows == 2 * columns)
 
 
+def by_token(base: Any, name: str, out: Any) -> Any:
+    """A module's result [1, tokens, …]. Norms of heads have their heads before the tokens in some models."""
+    if out.ndim != 4 or not name.endswith((".q_norm", ".k_norm")):
+        return out
+    attention = base.layers[int(name.split(".")[2])].self_attn
+    is_k = name.endswith(".k_norm")
+    width = attention.k_proj.out_features if is_k else part_of(attention, "o_proj").in_features
+    heads_first = out.shape[1] == width // out.shape[3]
+    is_view = out.shape[1] != out.shape[2] or out.stride(1) < out.stride(2)
+    return out.transpose(1, 2) if heads_first and is_view else out
+
+
 def refuse_other_modules(model: Any) -> None:
     """Raises ExecutorError for a model of transformers without the modules that Llama has beside its layers."""
     for name in ("embed_tokens", "norm", "rotary_emb"):

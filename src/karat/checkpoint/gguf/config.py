@@ -208,7 +208,7 @@ def _ropes(metadata: Metadata, form: GgufForm[Any], theta: float, scaling: Mappi
     """RoPE's keys of config.json: of all layers, or of layers with and without a window."""
     if form.window_theta is None:
         return {"rope_theta": theta, "rope_scaling": scaling or form.unscaled}
-    window_theta = _positive(metadata, f"{form.architecture}.{WINDOW_THETA}", form.window_theta)
+    window_theta = _positive(metadata, f"{form.architecture}.{WINDOW_THETA}", form.window_theta or theta)
     return {
         "rope_parameters": {
             "full_attention": {"rope_type": "default", **(scaling or {}), "rope_theta": theta},

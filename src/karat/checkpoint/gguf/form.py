@@ -67,7 +67,7 @@ class GgufForm(Generic[C]):
     whole_names: of a layer's tensors whose GGUF name does not end in `.weight`, GGUF's name -> Hugging Face's.
     top: tensors of no layer that only this architecture has, GGUF's name -> Hugging Face's.
     own_keys: keys of the architecture that `own_config` reads, or that change nothing; `written` are their numbers,
-        and lists of one number a layer.
+        and lists of one number, or truth value, a layer.
     turns_part: whether RoPE may turn a part of a head, which `own_config` reads.
     has_window: whether the file states one sliding window, for all layers or those that config.json means.
     llama_cpp_has_window: whether llama.cpp computes with it.
@@ -77,9 +77,9 @@ class GgufForm(Generic[C]):
         has the default of config.json.
     counts: the same of integers.
     by_layer: keys whose numbers may differ between layers, GGUF's key -> config.json's, which has a list of them.
-    has_rope: whether a layer has RoPE, by its index: no file states it.
+    has_rope: whether a layer has RoPE, from the config and its index: no file states it.
     window_theta: the base of RoPE in layers with a window, which have no scaling, where a file states no
-        `rope.freq_base_swa`; None: all layers have one RoPE.
+        `rope.freq_base_swa`, or 0 for that of the others; None: all layers have one RoPE.
     head_dim: the size of a layer's heads, from config.json and its index.
     constants: keys of config.json with one value in all models of the architecture, which files leave out.
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
@@ -108,7 +108,7 @@ class GgufForm(Generic[C]):
     numbers: Mapping[str, str] = field(default_factory=dict)
     counts: Mapping[str, str] = field(default_factory=dict)
     by_layer: Mapping[str, str] = field(default_factory=dict)
-    has_rope: Callable[[int], bool] = lambda _: True
+    has_rope: Callable[[C, int], bool] = lambda *_: True
     window_theta: float | None = None
     head_dim: Callable[[Mapping[str, Any], int], int] = lambda config, _: config["head_dim"]
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
