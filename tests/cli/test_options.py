@@ -154,6 +154,9 @@ def test_what_convert_was_told_is_in_the_file(model: Path, tmp_path: Path, karat
         '{"do_sample": 1}',
         '{"do_sample": true,}',
         "<html>",
+        "[]",
+        '{"eos_token_id": "a"}',
+        '{"eos_token_id": [1, "a"]}',
     ],
 )
 def test_generation_config_none_ignores_what_cannot_be_used(
@@ -162,10 +165,14 @@ def test_generation_config_none_ignores_what_cannot_be_used(
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / "generation_config.json").write_text(generation)
     words = ["run", str(folder), "hi", "--max-tokens", "2"]
-    for command in (words, ["inspect", str(folder)]):
+    check = ["check", str(folder), "--against", "reference", "--stages", "tokens", "-q"]
+    for command in (words, ["inspect", str(folder)], check):
         refused = karat_here(*command)
-        assert refused.returncode == 3
+        assert refused.returncode == (2 if command is check else 3)
         assert "--generation-config none" in refused.stderr
         assert karat_here(*command, "--generation-config", "none").returncode == 0
     (tmp_path / "text.txt").write_text("abc abc")
     assert karat_here("perplexity", str(folder), str(tmp_path / "text.txt")).returncode == 0  # nothing is sampled
+    trace = str(tmp_path / "a.trace")
+    assert karat_here("trace", str(folder), "--prompt", "a b", "-o", trace).returncode == 0
+    assert karat_here("diagnose", trace, "--model", str(folder)).returncode == 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from karat.cli.exits import ends_in_verdict
-from karat.cli.options import ComputeOptions
+from karat.cli.options import ComputeOptions, GenerationConfig, generation_source
 from karat.cli.progress import Progress
 from karat.cli.terminal import emit, note
 from karat.errors import KaratError, OutputError, UsageError
@@ -81,6 +81,7 @@ def check(
         typer.Option(metavar="FILE", help="With --tensor-parallel-size: write the traces of all ranks, in one file."),
     ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Draw the same words and ids again.")] = None,
+    generation_config: GenerationConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end.")] = False,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results as a page.")] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
@@ -125,6 +126,7 @@ def check(
             "--original": original,
             "--hybrid": hybrid,
             "--seed": seed,
+            "--generation-config": generation_config,
             "--report": report,
             "--invariance": (invariance and size is not None) or None,
         }
@@ -159,6 +161,7 @@ def check(
         layers=None if layers is None else _layers(layers, opened.config.num_layers),
         stages=chosen,
         stories=8 if stories is None else stories,
+        generation_config=generation_source(generation_config),
         seed=drawn,
         **computed,
     )

@@ -351,7 +351,7 @@ TABLE: tuple[Field, ...] = (
     _honoured(
         "tool_choice",
         ANTHROPIC,
-        dict[str, Any],
+        str | dict[str, Any],
         "auto (default), any, tool, which is called once, or none, perhaps with disable_parallel_tool_use. Calls that "
         "must come are kept to the schema.",
     ),

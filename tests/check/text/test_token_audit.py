@@ -306,13 +306,13 @@ def test_what_is_common_is_a_note(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_ignores_an_end_token_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = tokens.read_defaults
+    right = tokens.defaults_of
 
     def one_only(*args: Any) -> GenerationDefaults:
         found = right(*args)
         return GenerationDefaults(found.params, frozenset({0}), found.notice)
 
-    monkeypatch.setattr(tokens, "read_defaults", one_only)
+    monkeypatch.setattr(tokens, "defaults_of", one_only)
     stage = staged(with_files(tmp_path))
     assert stage.facts["bugs"] == [["eos"]]
     assert "generation_config.json names 2 '<|im_end|>', and Karat does not end" in stage.facts["faults"][0] or (

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from karat.engine.model_loading.defaults import GenerationDefaults
-from karat.engine.requests.messages import CONTINUING
+from karat.engine.requests.messages import CONTINUING, linked
 from karat.engine.requests.request_making import RequestMaker
 from karat.errors import RequestError, TemplateError
 from karat.server.asking.asked import ChatRequest
@@ -67,7 +67,10 @@ TURNS: Any = st.one_of(
         EXTRA,
     ),
     st.builds(
-        lambda content, extra: {"role": "tool", "tool_call_id": "1", "content": content} | extra, CONTENTS, EXTRA
+        lambda content, of, extra: {"role": "tool", "content": content} | of | extra,
+        CONTENTS,
+        st.sampled_from([{"tool_call_id": "1"}, {}, {"tool_call_id": None}, {"name": "clock"}]),
+        EXTRA,
     ),
     st.builds(
         lambda role, content: {"role": role, "content": content}, st.sampled_from(["system", "developer"]), CONTENTS
@@ -91,6 +94,24 @@ def test_python_and_http_take_the_same_and_make_the_same_prompt(name: str, messa
             MAKERS[name].chat_prompt(messages, {})
         return
     assert MAKERS[name].chat_prompt(messages, {}) == expected
+
+
+def test_a_result_without_an_id_is_of_the_first_call_that_waits() -> None:
+    def call(name: str, **more: str) -> dict[str, Any]:
+        return {"function": {"name": name, "arguments": {}}, **more}
+
+    made = {"role": "assistant", "content": "", "tool_calls": [call("a", id="1"), call("b", id="2"), call("c")]}
+    first, second, third, more = ({"role": "tool", "content": text} for text in "1234")
+    assert linked([USER, made, {**first, "name": "b"}, second, third, more]) == [
+        USER,
+        made,
+        {**first, "name": "b", "tool_call_id": "2"},
+        {**second, "name": "a", "tool_call_id": "1"},
+        {**third, "name": "c"},
+        more,
+    ]
+    assert linked([made, {**first, "tool_call_id": "1"}, second])[2] == {**second, "name": "b", "tool_call_id": "2"}
+    assert linked([USER, first]) == [USER, first]
 
 
 def test_an_answer_without_a_content_is_empty() -> None:

@@ -105,7 +105,8 @@ def test_messages_that_are_no_text_are_refused_by_name(message: dict[str, Any], 
         ("max_tokens", 0),
         ("tool_choice", {"type": "any"}),
         ("tool_choice", {"type": "tool", "name": "PLACEHOLDER"}),
-        ("tool_choice", "auto"),
+        ("tool_choice", "any"),
+        ("tool_choice", "often"),
         ("output_config", {"effort": 1}),
         ("output_config", {"format": {"type": "text"}}),
         ("output_config", {"other": 1}),
@@ -163,6 +164,13 @@ def test_tools() -> None:
     }
     assert read(tools=TOOLS).unused == ("tools.eager_input_streaming", "cache_control")
     assert read(tools=TOOLS, tool_choice={"type": "any"}).tools.calling.must_call
+    for word, meant in (
+        ("any", {"type": "any"}),
+        ("required", {"type": "any"}),
+        ("auto", None),
+        ("none", {"type": "none"}),
+    ):
+        assert read(tools=TOOLS, tool_choice=word).tools == read(tools=TOOLS, tool_choice=meant).tools
     single = read(tools=TOOLS, tool_choice={"type": "auto", "disable_parallel_tool_use": True}).tools
     assert not single.calling.must_call and single.calling.single
     named = read(tools=TOOLS, tool_choice={"type": "tool", "name": "clock"}).tools

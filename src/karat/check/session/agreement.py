@@ -73,7 +73,7 @@ def hf_end_ids(path: Path) -> frozenset[int]:
 
     try:
         stated = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
-    except OSError:  # there is no generation_config.json
+    except (OSError, TypeError):  # there is no generation_config.json, or it is no object
         stated = None
     if stated is None:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)

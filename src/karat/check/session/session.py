@@ -24,6 +24,7 @@ from karat.check.trace.reading import read_trace
 from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint import ModelCheckpoint
 from karat.config import FLOAT_BYTES, FloatName
+from karat.engine.model_loading.llm_options import GenerationSource
 from karat.errors import NoTokenizerError, UsageError
 from karat.models.decoder import default_kv_dtype
 from karat.ops.contract import activations_read
@@ -54,6 +55,7 @@ class CheckPlan:
     dtype: Any = "float32"
     kv_dtype: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of the executor
+    generation_config: GenerationSource = "auto"  # whose sampling draws the stories
     with_hf: bool = False
     with_llamacpp: bool = False
     other: Path | None = None  # a trace of another engine, which is judged too

@@ -16,7 +16,7 @@ import numpy as np
 from karat.check.session.session import PROMPT, CheckSession
 from karat.check.session.stage import Stage
 from karat.config import embedded_model_path
-from karat.engine.model_loading.defaults import read_defaults
+from karat.engine.model_loading.defaults import defaults_of
 
 WORDS = (
     "lantern fox river kite button bridge whistle acorn ladder turtle drum candle pebble wagon feather mirror".split()
@@ -50,8 +50,8 @@ def run(session: CheckSession) -> Stage:
     kind = "story" if session.plan.model.config.num_layers < 12 else "haiku"
     asked = [f"Tell me a {kind} about a {word}." for word in words]
     model = session.plan.model
-    stated = (model.checkpoint.generation_config, model.config, session.tokenizer, model.checkpoint.generation_source)
-    params = replace(read_defaults(*stated).params, logprobs=0)
+    source = session.plan.generation_config
+    params = replace(defaults_of(model.checkpoint, model.config, session.tokenizer, source).params, logprobs=0)
     outputs = session.llm.chat([[{"role": "user", "content": text}] for text in asked], params, use_tqdm=False)
     if fault := next((answer.error for output in outputs if (answer := output.outputs[0]).error), None):
         return Stage("story", "bug", [f"an answer ended with an error: {fault}"], {"asked": words})

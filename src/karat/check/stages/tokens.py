@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from karat.check.diagnosis.peers import known_ids
 from karat.check.model.checked import CheckedModel
@@ -14,7 +15,8 @@ from karat.check.text.chat_audit import CHATS, audit_chat, rendered_chats
 from karat.check.text.prompt import TokenFinding, findings_of_model, token_lines
 from karat.check.text.token_audit import Audit, FileAudit, Stated
 from karat.checkpoint import GgufCheckpoint, read_json
-from karat.engine.model_loading.defaults import read_defaults, turn_end_ids
+from karat.engine.model_loading.defaults import defaults_of, turn_end_ids
+from karat.engine.model_loading.llm_options import GenerationSource
 from karat.errors import TokenizerError
 from karat.text import Tokenizer
 
@@ -39,7 +41,12 @@ def run(session: CheckSession) -> Stage:
             lines.append(f"the other stages compute {drawn}")
         return Stage("tokens", "skipped", lines, {"drawn": session.drawn, "seed": plan.seed})
     stage = check_tokens(
-        plan.model, session.tokenizer, session.prompt, with_hf=plan.with_hf, with_llamacpp=plan.with_llamacpp
+        plan.model,
+        session.tokenizer,
+        session.prompt,
+        with_hf=plan.with_hf,
+        with_llamacpp=plan.with_llamacpp,
+        generation_config=plan.generation_config,
     )
     if session.other is None:
         return stage
@@ -56,13 +63,20 @@ def run(session: CheckSession) -> Stage:
 
 
 def check_tokens(
-    model: CheckedModel, tokenizer: Tokenizer, prompt: str, *, with_hf: bool, with_llamacpp: bool = False
+    model: CheckedModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    with_hf: bool,
+    with_llamacpp: bool = False,
+    generation_config: GenerationSource = "auto",
 ) -> Stage:
     """The files of a model against each other and against other tokenizers.
 
-    Raises TemplateError for a chat template that does not compile.
+    Raises TemplateError for a chat template that does not compile, ConfigError for a generation_config.json that cannot
+    be used and is not to be passed over.
     """
-    audit, stated = Audit(), stated_of(model, tokenizer)
+    audit, stated = Audit(), stated_of(model, tokenizer, generation_config)
     files = FileAudit(tokenizer, stated)
     files.run(audit)
     texts = {**SHAPES, "prompt": prompt}
@@ -80,11 +94,10 @@ def check_tokens(
     return _stage(audit, ours, chats)
 
 
-def stated_of(model: CheckedModel, tokenizer: Tokenizer) -> Stated:
+def stated_of(model: CheckedModel, tokenizer: Tokenizer, source: GenerationSource) -> Stated:
     """The statements of a model's files about tokens, and the end tokens that the engine uses."""
     checkpoint = model.checkpoint
-    where = checkpoint.generation_source
-    stops = read_defaults(checkpoint.generation_config, model.config, tokenizer, where, "none").end_token_ids
+    stops = defaults_of(checkpoint, model.config, tokenizer, source).end_token_ids
     generation = (checkpoint.generation_config or {}).get("eos_token_id")
     own = tokenizer.eos_token_id
     ends = {"config.json": model.config.eos_token_ids, "generation_config.json": _ids(generation)}
@@ -105,8 +118,9 @@ def stated_of(model: CheckedModel, tokenizer: Tokenizer) -> Stated:
 
 
 def _ids(value: object) -> tuple[int, ...]:
-    """eos_token_id as a tuple; read_defaults has refused any value but an id or a list of ids."""
-    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else ()
+    """eos_token_id as a tuple; empty for any value but an id or a list of ids, as the engine passes over it."""
+    ids: list[Any] = value if isinstance(value, list) else [value]
+    return tuple(ids) if all(type(token_id) is int for token_id in ids) else ()
 
 
 def _come_back(tokenizer: Tokenizer, texts: Mapping[str, str], audit: Audit) -> None:

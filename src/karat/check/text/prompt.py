@@ -12,7 +12,7 @@ import numpy as np
 
 from karat.check.model.checked import CheckedModel
 from karat.check.trace.format import Trace, TraceInfo
-from karat.engine.model_loading.defaults import read_defaults, turn_end_ids
+from karat.engine.model_loading.defaults import defaults_of, turn_end_ids
 from karat.errors import TemplateError
 from karat.text import Tokenizer
 
@@ -36,9 +36,7 @@ def findings_of_model(model: CheckedModel, trace: Trace) -> list[TokenFinding]:
     if not (model.path / "tokenizer.json").exists():  # the other mistakes tried here are those of a tokenizer.json
         return list(_greedy_findings(trace)) if len(set(info.sequences)) == 1 else []
     tokenizer = Tokenizer.from_folder(model.path)
-    checkpoint = model.checkpoint
-    where = checkpoint.generation_source
-    end_ids = read_defaults(checkpoint.generation_config, model.config, tokenizer, where, "none").end_token_ids
+    end_ids = defaults_of(model.checkpoint, model.config, tokenizer, "none").end_token_ids
     if info.messages is not None:
         end_ids |= turn_end_ids(tokenizer)
     return token_findings(model.path, tokenizer, end_ids, trace)

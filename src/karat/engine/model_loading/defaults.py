@@ -100,13 +100,13 @@ def defaults_of(
     Then the end tokens are those of config.json and of the tokenizer.
     """
     stated, where, fault = checkpoint.generation_config, checkpoint.generation_source, checkpoint.generation_fault
-    if fault is not None and source != "none":
-        raise ConfigError(f"{fault}; {_WITHOUT}") from fault
     try:
+        if fault is not None:
+            raise fault
         return read_defaults(stated, config, tokenizer, where, source)
-    except ConfigError:
+    except ConfigError as error:
         if source != "none":
-            raise
+            raise ConfigError(f"{error}; {_WITHOUT}") from error
         return read_defaults(None, config, tokenizer, where, source)
 
 
@@ -127,7 +127,7 @@ def read_defaults(
     stated = {key: value for key, value in (raw or {}).items() if value is not None}
     do_sample = stated.get("do_sample", False)
     if not isinstance(do_sample, bool):
-        raise ConfigError(f"{where}: do_sample={shown(do_sample)}: expected true or false; {_WITHOUT}")
+        raise ConfigError(f"{where}: do_sample={shown(do_sample)}: expected true or false")
     names = _ALWAYS | (_WHEN_SAMPLING if do_sample else {})
     end_ids = _stated_end_ids(stated, config, tokenizer, where)
     stated |= _possible_words(stated.get("bad_words_ids"), end_ids)
@@ -225,7 +225,7 @@ def _read_params(values: dict[str, object], do_sample: bool, where: str) -> tupl
     try:
         params = SamplingParams(**values)  # type: ignore[arg-type]
     except RequestError as error:
-        raise ConfigError(f"{where}: {error}; {_WITHOUT}") from error
+        raise ConfigError(f"{where}: {error}") from error
     usual = SamplingParams()
     return params, [
         f"bad_words_ids ({len(params.bad_words_ids)} of them)"

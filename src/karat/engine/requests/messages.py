@@ -122,13 +122,20 @@ def content_of(texts: Sequence[str]) -> str | list[dict[str, str]]:
 
 
 def linked(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The same with the tool's name in each result. RequestError for a result of a call that was not made before."""
+    """The same with the tool's name in each result. RequestError for a result of a call that was not made before.
+
+    A result that names no call is of the first one that has none yet, of its own name if it states one; where there is
+    no such call it stays as it is.
+    """
+    open_calls: list[Mapping[str, str]] = []  # without a result, with `name` and perhaps `id`
     names: dict[str, str] = {}
     told: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
+        made = dict(message)
         for call in message.get("tool_calls", ()):
-            if "id" in call:
-                names[call["id"]] = call["function"]["name"]
+            own = {key: call[key] for key in ("id",) if key in call} | {"name": call["function"]["name"]}
+            open_calls.append(own)
+            names |= {own["id"]: own["name"]} if "id" in own else {}
         if (call_id := message.get("tool_call_id")) is not None:
             if call_id not in names:
                 raise RequestError(
@@ -136,9 +143,14 @@ def linked(messages: Sequence[Message]) -> list[dict[str, Any]]:
                     "send the answer that made the call too",
                     param="messages",
                 )
-            told.append({"name": names[call_id], **message})
-        else:
-            told.append(dict(message))
+            open_calls = [own for own in open_calls if own.get("id") != call_id]
+            made = {"name": names[call_id], **message}
+        elif message.get("role") == "tool":
+            name = message.get("name")
+            if (found := next((own for own in open_calls if name in (None, own["name"])), None)) is not None:
+                open_calls.remove(found)
+                made |= {"name": found["name"]} | ({"tool_call_id": found["id"]} if "id" in found else {})
+        told.append(made)
     return told
 
 

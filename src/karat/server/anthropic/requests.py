@@ -11,18 +11,16 @@ from karat.server.asking.conversation import as_sent
 from karat.server.asking.sampling import require_length, sampling_of
 from karat.server.asking.structures import structure_field, structured
 from karat.server.asking.terms import read_terms
-from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice
+from karat.server.asking.tools import MODES, Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.server.asking.variables import Effort, read_variables, switched, thought
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
 from karat.server.fields import MESSAGES, Field, Names, Text, keyed
-from karat.text.tools.calling import Mode
 
 _CONFIG: Mapping[str, Field] = keyed(
     Field("format", (), "honoured", "json_schema with a schema.", Names),
     Field("effort", (), "honoured", "As reasoning_effort of a chat.", Text),
 )
-_MODES: Mapping[object, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 
 @as_sent()
@@ -78,20 +76,19 @@ def _tools(values: Mapping[str, Any], passed: Passed) -> Tools:
         else:
             known = ("type", "cache_control")
             functions.append(function_of(tool, f"tools[{number}]", passed, schema="input_schema", harmless=known))
-    choice: Any = stated(values.get("tool_choice", {"type": "auto"}))
+    given = values.get("tool_choice", "auto")
+    choice: Any = {"type": given} if isinstance(given, str) else stated(given)
     kind, name = choice.get("type"), choice.get("name")
     single = choice.get("disable_parallel_tool_use", False)
     allowed = {"type", "disable_parallel_tool_use"} | ({"name"} if kind == "tool" else set())
     is_named = kind == "tool" and isinstance(name, str)
     if (
-        not (is_named or (isinstance(kind, str) and kind in _MODES))
+        not (is_named or (isinstance(kind, str) and kind in MODES))
         or choice.keys() - allowed
         or not isinstance(single, bool)
     ):
-        raise unknown_choice(
-            choice, "type auto, any, tool with a name, or none, perhaps with disable_parallel_tool_use"
-        )
-    return chosen(functions, others, (name,) if is_named else _MODES[kind], parallel=not single)
+        raise unknown_choice(given, "type auto, any, tool with a name, or none, perhaps with disable_parallel_tool_use")
+    return chosen(functions, others, (name,) if is_named else MODES[kind], parallel=not single)
 
 
 def _structure(

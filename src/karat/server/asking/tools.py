@@ -77,6 +77,9 @@ class Tools:
 
 NO_TOOLS = Tools()
 
+# Choices by a word: those of OpenAI's protocol and Anthropic's "any", understood in both.
+MODES: Mapping[object, Mode] = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+
 
 def chosen(
     functions: Sequence[Function],

@@ -30,8 +30,6 @@ def _checked(message: Message, where: str, passed: Passed) -> Message:
         raise invalid(f"{where}.role", f"{where}.role='function' is of an older protocol; use role tool")
     if not isinstance(role, str) or role not in _ROLES:
         raise invalid(f"{where}.role", f"{where}.role={shown(role)}: expected one of {', '.join(_ROLES)}")
-    if role == "tool":
-        text_in(message, "tool_call_id", where)
     calls = message.get("tool_calls")
     if role != "assistant" or not isinstance(calls, list):
         return message

@@ -13,6 +13,7 @@ from karat.server.asking.conversation import Content, as_sent, called, require_c
 from karat.server.asking.sampling import require_length, sampling_of
 from karat.server.asking.structures import structure_field
 from karat.server.asking.terms import read_terms
+from karat.server.asking.tools import MODES
 from karat.server.asking.variables import Effort, read_variables, switched
 from karat.server.bodies import Body, judge
 from karat.server.errors import invalid
@@ -81,7 +82,7 @@ def read_response(body: Body) -> ChatRequest:
         values.get("max_output_tokens"),
         text,
         values.get("parallel_tool_calls", True),
-        _echoed_choice(choice) if isinstance(choice, dict) else choice,
+        _echoed_choice(choice) if isinstance(choice, dict) else MODES[choice],
         echoed(offered, [function.name for function in tools.functions]),
         offered.meanings,
     )
@@ -109,8 +110,7 @@ def _echoed_choice(
     choice: Mapping[str, Any],
 ) -> Literal["auto", "none", "required"] | FunctionChoice | CustomChoice | AllowedTools:
     if choice.keys() == {"type"}:
-        mode: Literal["auto", "none", "required"] = choice["type"]
-        return mode
+        return MODES[choice["type"]]
     if "tools" in choice:
         return AllowedTools(choice["mode"], choice["tools"])
     return CustomChoice(choice["name"]) if choice["type"] == "custom" else FunctionChoice(choice["name"])

@@ -5,13 +5,12 @@ from typing import Any
 
 from karat.engine.requests.passed import SEEN_IN_TOOLS, Passed, stated
 from karat.request import shown
-from karat.server.asking.tools import Function, Tools, chosen, function_of, other_name, unknown_choice
+from karat.server.asking.tools import MODES, Function, Tools, chosen, function_of, other_name, unknown_choice
 from karat.server.errors import invalid
 from karat.server.openai.custom_tools import custom_tool
 from karat.server.openai.response_tools import Offered, flat_name
 from karat.text.tools.calling import Mode
 
-_MODES: Mapping[object, Mode] = {"auto": "auto", "none": "none", "required": "required"}
 _KINDS = ("function", "custom")  # types of tools that the model is shown as functions
 _EXPECTED = "auto, none, required, the name of a function, or allowed_tools with mode auto or required"
 
@@ -61,12 +60,12 @@ def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[st
     `nested`: the name of a tool, and what is allowed, is in a key of its own.
     """
     choice = values.get("tool_choice", "auto")
-    if isinstance(choice, str) and choice in _MODES:
-        return _MODES[choice], None
+    if isinstance(choice, str) and choice in MODES:
+        return MODES[choice], None
     choice = stated(choice) if isinstance(choice, dict) else choice
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(kind, str) and kind in _MODES and choice.keys() == {"type"}:  # as Anthropic's protocol has it
-        return _MODES[kind], None
+    if isinstance(kind, str) and kind in MODES and choice.keys() == {"type"}:  # as Anthropic's protocol has it
+        return MODES[kind], None
     if kind in _KINDS and (name := _name(choice, nested=nested)) is not None:
         return (name,), None
     if kind == "allowed_tools":
@@ -77,7 +76,7 @@ def _choice(values: Mapping[str, Any], *, nested: bool) -> tuple[Mode | tuple[st
             listed = [stated(tool) for tool in tools if isinstance(tool, dict)]
             names = [_name(tool, nested=nested) for tool in listed if tool.get("type") in _KINDS]
             if len(listed) == len(tools) and None not in names:
-                return _MODES[mode], [name for name in names if name is not None]
+                return MODES[mode], [name for name in names if name is not None]
     raise unknown_choice(choice, _EXPECTED)
 
 
