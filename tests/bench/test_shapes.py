@@ -10,6 +10,7 @@ import pytest
 
 from karat.bench import shapes
 from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, random_model, shape_config, write_shape, written
+from karat.checkpoint.gguf.form import AS_GGUF
 from karat.convert import convert
 from karat.convert.mix import MIXES
 from karat.engine.llm import LLM
@@ -63,6 +64,46 @@ def test_with_all_layers_and_tokens_it_has_those_of_the_released_model(
 ) -> None:
     specs = weight_specs(read_config(shape_config(name) | whole))
     assert sum(prod(spec.shape) for spec in specs) == parameters
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("qwen3.5")])
+def test_a_hybrid_has_the_tensors_of_transformers(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    raw = {key: value for key, value in shape_config(name).items() if key != AS_GGUF}
+    fields = {key: value for key, value in raw.items() if key not in ("model_type", "architectures")}
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(raw["model_type"], **fields)
+        )
+    theirs = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
+    ours = {spec.source: (spec.stored or (spec.shape,))[0] for spec in weight_specs(read_config(raw))}
+    assert sum(map(prod, ours.values())) == model.num_parameters()
+    assert {name: ours[name] for name in ours if ".experts." not in name} == {
+        name: theirs[name] for name in theirs if ".experts." not in name
+    }, "all but experts, which transformers joins"
+
+
+@pytest.mark.parametrize(("name", "stored"), [("qwen3.5-9b-cut", "q4_k_m"), ("qwen3.5-35b-a3b-cut", "q8_0")])
+def test_a_hybrid_and_its_file_are_one_model(
+    name: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiled value heads, of which two are in one block of a K format; a state that decays."""
+    small = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 256}
+    small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}
+    kept = {key: size for key, size in small.items() if key in shape_config(name)}
+    monkeypatch.setitem(shapes._CONFIGS, name, shape_config(name) | kept)
+    made = random_model(name, stored=stored)
+    write_shape(tmp_path / "it.gguf", name, stored)
+    ids = np.random.default_rng(0).integers(0, 500, 90).tolist()
+    found = [
+        LLM(source, tokenizer=made.tokenizer, max_model_len=128).logits(ids)
+        for source in (made.checkpoint, open_gguf(tmp_path / "it.gguf"))
+    ]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert np.isfinite(found[0]).all() and found[0].std() > 0.05
+    rates = made.checkpoint.weights["model.layers.0.linear_attn.A_log"].to_array(np.dtype(np.float32))
+    assert rates.max() < -0.5
 
 
 def test_there_is_one_whose_hidden_size_is_a_multiple_of_256() -> None:

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from karat.checkpoint.gguf import read_header
+from karat.checkpoint.gguf.writer import numbers, scalar
 from karat.config import LayerShape, ModelConfig, embedded_model_path
 from karat.convert import MIXES, convert
+from karat.convert.metadata import model_pairs
 from karat.engine.llm import LLM
-from karat.errors import TokenizerError, UsageError
+from karat.errors import ConfigError, TokenizerError, UsageError
 from karat.models.opening import open_gguf, open_model
 from karat.models.registry import find_weights, read_config
 from karat.ops.native import native, unavailable_reason
@@ -31,6 +33,7 @@ from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from tests.checkpoint.gguf.builders import write_model
 from tests.convert.comparing import tensors_of
 from tests.convert.folders import FAMILIES, folder_of
+from tests.models.test_config import raw_config
 from tests.support.composite import NUM_UNUSED, with_vision
 from tests.support.seed import SEED
 from tests.text.test_gguf_tokenizer import random_strings
@@ -102,7 +105,8 @@ def test_what_is_stored_otherwise_is_what_the_gguf_package_writes(family: str, s
         raw = random_models.draw_gemma_of_gguf(rng, family) | {"vocab_size": 4100}
     else:
         raw = random_models.draw_config(rng, family, "default") | {"vocab_size": 4100, "full_attention_interval": 2}
-        raw = {key: raw[key] for key in raw.keys() - {"layer_types", "mlp_only_layers", "decoder_sparse_step"}}
+        raw = {key: raw[key] for key in raw.keys() - {"mlp_only_layers", "decoder_sparse_step"}}
+        raw["layer_types"] = rng.choice([None, raw.get("layer_types")])  # the places of attention: every second, or any
         raw |= {"norm_topk_prob": True} if family == "qwen3_next" else {}
         raw["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
     tensors = random_models.build(raw, rng.randrange(2**31)).state_dict()
@@ -120,8 +124,40 @@ def test_what_is_stored_otherwise_is_what_the_gguf_package_writes(family: str, s
     convert(open_model(tmp_path / "ours.gguf"), tmp_path / "again.gguf", MIXES["F32"])
     found, expected = tensors_of(tmp_path / "ours.gguf"), tensors_of(tmp_path / "theirs.gguf")
     assert tensors_of(tmp_path / "again.gguf") == found
+    for path in (tmp_path / "ours.gguf", tmp_path / "again.gguf"):
+        assert getattr(read_config(open_gguf(path).config), "hybrid", None) == getattr(
+            read_config(open_gguf(tmp_path / "theirs.gguf").config), "hybrid", None
+        )
     apart = {name: each for name, each in found.items() if not name.endswith(("gate_exps.weight", "up_exps.weight"))}
     assert apart == {name: each for name, each in expected.items() if "gate_up_exps" not in name}
+
+
+@pytest.mark.parametrize(
+    ("types", "stated", "sections"),
+    [
+        ("LLLALLLA", {"full_attention_interval": 4}, None),
+        ("LLLL", {"full_attention_interval": 5}, None),
+        ("ALLA", {"attention.recurrent_layers": [False, True, True, False]}, [1, 2, 1]),
+    ],
+)
+def test_places_of_attention_and_sections_of_rope(
+    types: str, stated: dict[str, Any], sections: list[int] | None, tmp_path: Path
+) -> None:
+    """llama.cpp asks for the sections, which change nothing for texts. Places that are not even are a list."""
+    kinds = {"L": "linear_attention", "A": "full_attention"}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    shape = {"head_dim": 16, "partial_rotary_factor": 0.5, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    raw = raw_config("qwen3_5_text", **shape, num_hidden_layers=len(types), rope_parameters=rope)
+    raw |= {"layer_types": [kinds[each] for each in types], "full_attention_interval": None}
+    arch, keys = "qwen35", ("full_attention_interval", "attention.recurrent_layers")
+    pairs = dict(model_pairs(read_config(raw), "it"))
+    assert {key: pairs[f"{arch}.{key}"] for key in keys if f"{arch}.{key}" in pairs} == {
+        key: numbers("BOOL", each) if isinstance(each, list) else scalar("UINT32", each) for key, each in stated.items()
+    }
+    assert pairs[f"{arch}.rope.dimension_sections"] == numbers("INT32", [*(sections or [2, 1, 1]), 0])
+    raw["rope_parameters"]["mrope_section"] = [1, "a"]
+    with pytest.raises(ConfigError, match=r"mrope_section=.* expected at most 4 numbers"):
+        read_config(raw)
 
 
 def test_a_text_model_beside_a_vision_encoder_is_a_plain_llama(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from karat.bench.peers.api import PeerModel
 from karat.bench.peers.gguf_file import write_peer_file
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
+from karat.checkpoint.gguf.form import AS_GGUF
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
 from karat.convert.conversion import own_tensors, rope_factors
 from karat.convert.metadata import model_pairs, rope_of
-from karat.convert.mix import MIXES, type_of
+from karat.convert.mix import MIXES, is_router, type_of
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
 from karat.models.opening import open_gguf
@@ -51,6 +52,22 @@ _QWEN2 = {
     "tie_word_embeddings": True,
     "use_sliding_window": False,
     "sliding_window": 32768,
+    "torch_dtype": "bfloat16",
+}
+_QWEN35 = {  # stored as GGUF files store it: only there a block of 256 columns may lie over two heads
+    AS_GGUF: True,
+    "vocab_size": 16384,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "hidden_act": "silu",
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+    "attention_bias": False,
     "torch_dtype": "bfloat16",
 }
 _CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -174,6 +191,45 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     },
+    "qwen3.5-0.8b": {
+        **_QWEN35,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-9b-cut": {
+        **_QWEN35,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "qwen3.5-35b-a3b-cut": {
+        **_QWEN35,
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "linear_num_value_heads": 32,
+        "tie_word_embeddings": False,
+    },
     "olmoe-small": {  # a whole model of the form of OLMoE-1B-7B, a quarter as wide and half as deep
         "architectures": ["OlmoeForCausalLM"],
         "model_type": "olmoe",
@@ -229,15 +285,17 @@ def shape_config(name: str) -> dict[str, Any]:
 def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomModel:
     """The shape `name` with weights stored as `stored`, one of STORED_TYPES; the same bits for the same seed.
 
-    Vectors (norms and biases) and matrices whose rows are no whole number of blocks are float32, if `stored` is a block
-    format. A mix gives each matrix the type that `karat convert` gives it.
+    Vectors (norms and biases), routers and matrices whose rows are no whole number of blocks are float32, if `stored`
+    is a block format. A mix gives each matrix the type that `karat convert` gives it.
     """
     raw = shape_config(name)
     if stored not in STORED_TYPES:
         raise UsageError(f"weights {stored!r}: expected one of {', '.join(STORED_TYPES)}")
     path = Path(f"random {name}, {stored}, seed {seed}")
     config = read_config(raw)
-    shapes = {spec.source: spec.shape for spec in weight_specs(config)}
+    specs = weight_specs(config)
+    shapes = {spec.source: spec.shape for spec in specs}
+    as_stored = {spec.source: spec.stored[-1] for spec in specs if spec.stored}
     types = {source: _stored_type(config, source, shape, stored.upper()) for source, shape in shapes.items()}
     sizes = {source: _num_bytes(types[source], shape) for source, shape in shapes.items()}
     rng = np.random.default_rng(seed)
@@ -250,9 +308,9 @@ def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomMod
         dtype, unit = types[source], _unit_bytes(types[source])
         start = int(rng.integers((len(pools[dtype]) - sizes[source]) // unit + 1)) * unit
         data = pools[dtype][start : start + sizes[source]]
-        if len(shape) == 1 and "norm" in source:
-            data = _draw(rng, dtype, sizes[source], mean=1.0)
-        weights[source] = Weight(source, dtype, shape, data, path)
+        if len(shape) == 1 and (mean := _mean(source)):
+            data = _draw(rng, dtype, sizes[source], mean=mean)
+        weights[source] = Weight(source, dtype, as_stored.get(source, shape), data, path)
     return RandomModel(FolderCheckpoint(path, raw, None, weights), placeholder_tokenizer(config.vocab_size))
 
 
@@ -284,7 +342,14 @@ def _stored_type(config: ModelConfig, source: str, shape: tuple[int, ...], wante
         layer = re.match(r"model\.layers\.(\d+)\.", source)
         return type_of(MIXES[wanted], source, shape, int(layer[1]) if layer else None, config)
     format_ = FORMATS.get(wanted)
-    return wanted if format_ is None or (len(shape) > 1 and shape[-1] % format_.block_size == 0) else "F32"
+    if format_ is None:
+        return wanted
+    return wanted if len(shape) > 1 and shape[-1] % format_.block_size == 0 and not is_router(source) else "F32"
+
+
+def _mean(source: str) -> float:
+    """Of a vector: a norm's is 1, and that of rates of decay -1, which is what A_log is in shapes stored as GGUF."""
+    return 1.0 if "norm" in source else -1.0 if source.endswith("A_log") else 0.0
 
 
 def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:

@@ -5,6 +5,7 @@ logarithm of the rates of decay, value heads are grouped by key heads. GGUF file
 rates, below 0, and value heads are tiled: head h reads key head h % key_heads.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -56,16 +57,22 @@ _COUNTS = {
     "ssm.time_step_rank": "linear_num_value_heads",
 }
 _RECURRENT = "attention.recurrent_layers"  # of newer files: which layers are delta nets
-OWN_KEYS = (*_COUNTS, _RECURRENT, "ssm.inner_size", "rope.dimension_sections")  # the sections of RoPE are for images
+_DIMENSION_SECTIONS = "rope.dimension_sections"  # they are for images
+_SECTIONS = 4  # of which files state all
+OWN_KEYS = (*_COUNTS, _RECURRENT, "ssm.inner_size", _DIMENSION_SECTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridShape:
-    """Which layers are delta nets, their sizes, and the numbers of a head that RoPE turns in the others."""
+    """Which layers are delta nets, their sizes, and the numbers of a head that RoPE turns in the others.
+
+    `sections` are the pairs of these numbers by what their position counts, of which a text has one (mrope_section).
+    """
 
     linear_layers: tuple[int, ...]
     delta: DeltaShape
     rotary_dim: int
+    sections: tuple[int, ...]
     as_gguf: bool
 
 
@@ -137,10 +144,12 @@ def read(reader: ConfigReader, head_dim: int, *, tiles: bool = True) -> HybridSh
         raise ConfigError(
             f"linear_num_value_heads={delta.value_heads} is no multiple of linear_num_key_heads={delta.key_heads}"
         )
+    rotary_dim = int(head_dim * _read_rotary_part(reader))
     return HybridShape(
         linear_layers=_read_linear_layers(reader),
         delta=delta,
-        rotary_dim=int(head_dim * _read_rotary_part(reader)),
+        rotary_dim=rotary_dim,
+        sections=_read_sections(reader, rotary_dim // 2),
         as_gguf=as_gguf,
     )
 
@@ -172,6 +181,18 @@ def _read_rotary_part(reader: ConfigReader) -> float:
     if inner is not None and outer is not None and inner != outer:
         raise ConfigError(f"partial_rotary_factor={outer} and rope_parameters.partial_rotary_factor={inner} disagree")
     return next((part for part in (inner, outer) if part is not None), _ROTARY_PART)
+
+
+def _read_sections(reader: ConfigReader, pairs: int) -> tuple[int, ...]:
+    """The sections of RoPE; those of the released models, thirds, where none are stated."""
+    rope = reader.raw("rope_parameters") or reader.raw("rope_scaling") or {}
+    inner = rope.get("mrope_section") if isinstance(rope, dict) else None
+    stated = reader.raw("mrope_section") if inner is None else inner
+    if stated is None:
+        return (pairs + 2) // 3, (pairs + 1) // 3, pairs // 3
+    if not isinstance(stated, list) or len(stated) > _SECTIONS or not all(type(each) is int for each in stated):
+        raise ConfigError(f"mrope_section={shown(stated)}: expected at most {_SECTIONS} numbers of pairs")
+    return tuple(stated)
 
 
 def own_config(metadata: Metadata, architecture: str) -> dict[str, Any]:
@@ -230,11 +251,10 @@ def _columns(weight: Weight, heads: NDArray[np.intp]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(weight.data.reshape(rows, len(heads), -1)[:, heads]).reshape(-1)
 
 
-def written(hybrid: HybridShape, num_layers: int) -> dict[str, int]:
+def written(hybrid: HybridShape, num_layers: int, *, with_sections: bool = True) -> dict[str, int | Sequence[int]]:
     """The numbers of a GGUF file's metadata that only these architectures have."""
     delta = hybrid.delta
-    return {
-        _INTERVAL: _interval(hybrid, num_layers) or 0,
+    found: dict[str, int | Sequence[int]] = {
         "ssm.conv_kernel": delta.taps,
         "ssm.state_size": delta.key_dim,
         "ssm.group_count": delta.key_heads,
@@ -242,6 +262,11 @@ def written(hybrid: HybridShape, num_layers: int) -> dict[str, int]:
         "ssm.inner_size": delta.value_heads * delta.value_dim,
         "rope.dimension_count": hybrid.rotary_dim,
     }
+    if with_sections:
+        found[_DIMENSION_SECTIONS] = (*hybrid.sections, *[0] * (_SECTIONS - len(hybrid.sections)))
+    if (every := _interval(hybrid, num_layers)) is not None:
+        return found | {_INTERVAL: every}
+    return found | {_RECURRENT: [layer in hybrid.linear_layers for layer in range(num_layers)]}
 
 
 def _interval(hybrid: HybridShape, num_layers: int) -> int | None:
@@ -252,6 +277,7 @@ def _interval(hybrid: HybridShape, num_layers: int) -> int | None:
     return None
 
 
-def not_in_gguf(hybrid: HybridShape, num_layers: int) -> str | None:
-    """Why a GGUF file cannot state a model."""
-    return None if _interval(hybrid, num_layers) else "layers with attention in other places than every few layers"
+def not_in_llama_cpp(hybrid: HybridShape) -> str | None:
+    """Why llama.cpp does not load a model."""
+    delta = hybrid.delta
+    return None if delta.key_dim == delta.value_dim else "delta nets whose keys and values differ in size"

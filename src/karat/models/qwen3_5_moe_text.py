@@ -84,6 +84,6 @@ GGUF: GgufForm[Qwen35MoeConfig] = GgufForm(
     own_config=_own_config,
     as_stored=lambda config, weight: hybrids.as_stored(config.hybrid, weight),
     written=lambda config: hybrids.written(config.hybrid, config.num_layers),
-    not_in_gguf=lambda config: hybrids.not_in_gguf(config.hybrid, config.num_layers),
+    not_in_llama_cpp=lambda config: hybrids.not_in_llama_cpp(config.hybrid),
 )
 FAMILY = Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", read, layer, GGUF, ends)

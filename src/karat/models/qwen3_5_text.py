@@ -67,6 +67,6 @@ GGUF: GgufForm[Qwen35Config] = GgufForm(
     own_config=lambda metadata, _: hybrids.own_config(metadata, "qwen35"),
     as_stored=lambda config, weight: hybrids.as_stored(config.hybrid, weight),
     written=lambda config: hybrids.written(config.hybrid, config.num_layers),
-    not_in_gguf=lambda config: hybrids.not_in_gguf(config.hybrid, config.num_layers),
+    not_in_llama_cpp=lambda config: hybrids.not_in_llama_cpp(config.hybrid),
 )
 FAMILY = Family("qwen3_5_text", "Qwen3_5ForCausalLM", read, layer, GGUF, ends)

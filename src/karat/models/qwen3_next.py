@@ -81,10 +81,9 @@ GGUF: GgufForm[Qwen3NextConfig] = GgufForm(
     turns_part=True,
     own_config=lambda metadata, _: hybrids.own_config(metadata, "qwen3next"),
     as_stored=lambda config, weight: hybrids.as_stored(config.hybrid, weight, tiles=False),
-    written=lambda config: hybrids.written(config.hybrid, config.num_layers),
-    not_in_gguf=lambda config: (
-        mixtures.not_in_gguf(config, renormalised=True) or hybrids.not_in_gguf(config.hybrid, config.num_layers)
-    ),
+    written=lambda config: hybrids.written(config.hybrid, config.num_layers, with_sections=False),
+    not_in_gguf=lambda config: mixtures.not_in_gguf(config, renormalised=True),
+    not_in_llama_cpp=lambda config: hybrids.not_in_llama_cpp(config.hybrid),
 )
 FAMILY = Family(
     "qwen3_next",
