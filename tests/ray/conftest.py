@@ -1,6 +1,7 @@
 """A cluster of Ray on this machine: two nodes with a core each, which Ray takes for machines."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,14 @@ __all__ = ["karat", "karat_here"]
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
-    """Its address. This process is connected to it."""
+def nodes() -> Iterator[Any]:
+    """The cluster, as ray.cluster_utils has it. This process is connected to it."""
     pytest.importorskip("ray", reason="Ray cannot be had here")
-    with two_nodes() as nodes:
-        yield nodes.address
+    with two_nodes() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster(nodes: Any) -> str:
+    """Its address."""
+    return str(nodes.address)

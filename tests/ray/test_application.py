@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,19 +24,23 @@ from tests.support.ray_application import (
     application,
     asked_in_all_protocols,
     deploy,
+    ingresses,
+    processor_s,
     replicas,
     work_s,
 )
+from tests.support.ray_nodes import processes, start_node
 from tests.support.seed import SEED
 
 pytest.importorskip("ray.serve", reason="Ray cannot be had here")
 GAP_S = 30.0  # ten times the goal
-GIVEN = {"min_replicas": 2, "cores": 1, "max_model_len": 1024, "drain_s": 1}
+GIVEN = {"min_replicas": 2, "cores": 1, "max_model_len": 1024, "drain_s": 300, "slack_tokens": 0}
+HASTY = {"graceful_shutdown_timeout_s": 1}  # a replica that has to go has a second for its answers
 
 
 @pytest.fixture(scope="module")
 def app(cluster: str) -> Iterator[Application]:
-    with application(**GIVEN) as made:
+    with application(HASTY, **GIVEN) as made:
         made.await_replicas(2)
         yield made
 
@@ -92,25 +97,144 @@ def test_thirty_streams_whose_replicas_are_killed(app: Application) -> None:
     assert max(gaps) < GAP_S
 
 
-@pytest.mark.long
-def test_a_replica_that_has_to_go_while_it_answers(app: Application) -> None:
-    """It has a second for that, and then others have the rest.
-
-    It fails: another deployment takes the ingress, too, whose streams break off. docs/scaling.md says so.
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", ["number", "arguments"])
+def test_replicas_that_have_to_go_while_they_answer(app: Application, changed: str) -> None:
+    """They have a second for that, and then others have the rest. Where only their number changes the ingress stays;
+    where the arguments change, another comes beside it, and it goes when its answers have ended.
     """
-    draws = random.Random(f"{SEED}-goes")
-    asked = asked_in_all_protocols(draws, 900) * 2
+    draws = random.Random(f"{SEED}-{changed}")
+    asked = asked_in_all_protocols(draws, 700)
     undisturbed = app.streams(asked)
-    going = threading.Thread(target=deploy, kwargs={**GIVEN, "min_replicas": 1})
-    going.start()
+    before, engines = ingresses(), replicas()
+    replica = {**HASTY, "num_replicas": 1} if changed == "number" else HASTY
+    arguments = GIVEN if changed == "number" else {**GIVEN, "max_num_seqs": 8}
+    deploying, disturbed = threading.Thread(target=deploy, args=(replica,), kwargs=arguments), list[Streamed]()
+    deploying.start()
     try:
-        disturbed = [app.streams(asked) for _ in range(3)]
-        going.join()
+        while deploying.is_alive() or not disturbed:
+            disturbed += app.streams(asked)
+        app.await_replicas(1 if changed == "number" else 2)
+        assert (before == ingresses()) == (changed == "number")
+        assert set(engines) - set(replicas())
     finally:
-        deploy(**GIVEN)
-    for found in disturbed:
-        assert [each.said for each in found] == [each.said for each in undisturbed]
+        deploying.join()
+        deploy(HASTY, **GIVEN)
+    for number, one in enumerate(disturbed):
+        assert one.said == undisturbed[number % len(asked)].said
     app.await_replicas(2)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_removed(app: Application, nodes: Any) -> None:
+    """A third one, with the last replica: the ingress is on one of the two that stay."""
+    asked = asked_in_all_protocols(random.Random(f"{SEED}-node"), 700) * 2
+    undisturbed = app.streams(asked)
+    before, node, lock = set(replicas()), start_node(nodes, 1), threading.Lock()
+    removing = threading.Thread(target=nodes.remove_node, args=(node, False))
+    try:
+        deploy({**HASTY, "num_replicas": 3}, **GIVEN)
+        (third,) = set(app.await_replicas(3)) - before
+        idle_s = work_s(third)
+
+        def remove(streamed: Streamed) -> None:
+            with lock:
+                if removing.ident is None and len(streamed.events) > 5 and work_s(third) > idle_s + 0.05:
+                    removing.start()
+
+        disturbed = app.streams(asked, remove)
+    finally:
+        if was_removed := removing.ident is not None:
+            removing.join()
+        else:
+            nodes.remove_node(node)
+        deploy(HASTY, **GIVEN)
+    assert was_removed, "the third replica has had nothing to do"
+    for (route, _), one, other in zip(asked, disturbed, undisturbed, strict=True):
+        assert one.said == other.said and one.gap_s < GAP_S, (route, one.gap_s)
+    app.await_replicas(2)
+
+
+@pytest.mark.long
+def test_replicas_of_another_model_take_no_part(app: Application) -> None:
+    """Answers that were begun go on with the model that began them, and no answer is of two."""
+    asked = [
+        (route, {**body, "seed": number})
+        for number in range(2)
+        for route, body in asked_in_all_protocols(random.Random(f"{SEED}-model"), 500)
+    ]
+    undisturbed = app.streams(asked)
+    other = {**GIVEN, "quantize": "q8_0"}
+    deploy(**GIVEN)  # its answers may come to their ends
+    deploying, found = threading.Thread(target=deploy, kwargs=other), list[Streamed]()
+    deploying.start()
+    try:
+        while deploying.is_alive():
+            found += app.streams(asked)
+        app.await_replicas(2)
+        last = app.streams(asked)
+    finally:
+        deploying.join()
+        deploy(HASTY, **GIVEN)
+    assert all(one.said != other.said for one, other in zip(last, undisturbed, strict=True))
+    for number, one in enumerate(found):
+        assert one.said in {each[number % len(asked)].said for each in (undisturbed, last)}
+    app.await_replicas(2)
+
+
+@pytest.mark.long
+def test_replicas_follow_the_tokens_that_wait(app: Application) -> None:
+    """One more while prompts wait, and one less when they do not, under streams that must not notice."""
+    asked = asked_in_all_protocols(random.Random(f"{SEED}-follow"), 700)
+    undisturbed = app.streams(asked)
+    waits = {"queued_tokens": 1000, "max_num_seqs": 4, "upscale_delay_s": 1, "downscale_delay_s": 5}
+    begun, ends = time.monotonic(), threading.Event()
+
+    def ask_much(number: int) -> None:
+        while not ends.is_set():
+            prompt = f"{number} {time.monotonic()} " + "Once there was a fox. " * 100
+            app.ask("/v1/completions", {"prompt": prompt, "max_tokens": 50, "ignore_eos": True})
+
+    clients = [threading.Thread(target=ask_much, args=(number,)) for number in range(32)]
+    try:
+        deploy(HASTY, **{**GIVEN, "min_replicas": 1, "max_replicas": 2, **waits})
+        app.await_replicas(1)
+        begun = time.monotonic()
+        for client in clients:
+            client.start()
+        app.await_replicas(2)
+        print(f"a second replica runs {time.monotonic() - begun:.0f} s after 32 clients came")
+        ends.set()
+        for client in clients:
+            client.join()
+        begun, disturbed = time.monotonic(), list[Streamed]()
+        while len(replicas()) == 2:
+            assert time.monotonic() < begun + 300, "nobody goes"
+            disturbed += app.streams(asked)
+        print(f"it has gone {time.monotonic() - begun:.0f} s after they went, under {len(disturbed)} streams")
+    finally:
+        ends.set()
+        deploy(HASTY, **GIVEN)
+    for number, one in enumerate(disturbed):
+        assert one.said == undisturbed[number % len(asked)].said
+    app.await_replicas(2)
+
+
+@pytest.mark.long
+def test_what_a_token_costs(app: Application) -> None:
+    """Of processor time, beside that of the engines. The bound says that nothing is done twice."""
+    body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "temperature": 1}
+    asked = [("/v1/completions", {**body, "seed": number}) for number in range(16)]
+    kinds = {"ingress": ingresses(), "proxy": processes("ray::ProxyActor"), "replicas": replicas()}
+    before = {kind: sum(map(processor_s, pids)) for kind, pids in kinds.items()}
+    begun, found = time.monotonic(), app.streams(asked)
+    elapsed, num_tokens = time.monotonic() - begun, 400 * len(asked)
+    num_events = sum(len(each.events) for each in found)
+    print(f"{num_tokens / elapsed:.0f} tokens a second, {num_tokens / num_events:.1f} in an event")
+    for kind, pids in kinds.items():
+        spent_s = sum(map(processor_s, pids)) - before[kind]
+        print(f"{kind}: {1e6 * spent_s / num_tokens:.0f} µs a token, {1e6 * spent_s / num_events:.0f} an event")
+        assert spent_s / num_events < 0.05
 
 
 @pytest.mark.slow

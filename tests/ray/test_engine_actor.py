@@ -53,6 +53,17 @@ def test_more_cores_than_a_node_has(cluster: str) -> None:
         engines(None, {}, SETTINGS, cores=64, most=None, receipts=False)
 
 
+@pytest.mark.slow
+def test_a_cluster_wants_its_token(cluster: str, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": "Once"}) + "\n")
+    words = [*COMMAND, "batch", str(source), "-o", str(tmp_path / "out.jsonl"), "--ray", cluster]
+    other = environment(RAY_AUTH_TOKEN="another")
+    done = subprocess.run(words, env=other, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1 and f"no cluster of Ray at {cluster!r}" in done.stderr, done.stderr
+    assert "oken" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
 def test_no_cluster(tmp_path: Path, karat: Karat) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"prompt": "Once"}) + "\n")

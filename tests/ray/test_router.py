@@ -49,6 +49,21 @@ def test_tenants_share_nothing() -> None:
     assert prefixes.ranked(NAMES, ask(text, salt="one"))[0] == "c"
 
 
+def test_those_that_come_at_once_are_shared_out() -> None:
+    """A request counts from its choice on, and for some seconds if nothing more is heard of it."""
+    prefixes, texts = Prefixes(slack_tokens=10_000), [tokens(300, number) for number in range(6)]
+    taken = []
+    for number, text in enumerate(texts):
+        taken.append(prefixes.ranked(NAMES, ask(text), 1.0)[0])
+        prefixes.chosen(str(number), taken[-1], ask(text), 1.0)
+    assert taken == NAMES * 2
+    prefixes.routed("0", "b", ask(texts[0]), CACHE)
+    assert prefixes.ranked(NAMES, ask(tokens(300, 7)), 2.0) == ["a", "c", "b"]
+    prefixes.completed("2")
+    assert prefixes.ranked(NAMES, ask(tokens(300, 7)), 2.0)[-1] == "b"
+    assert prefixes.ranked(NAMES, ask(tokens(300, 7)), 60.0) == ["a", "c", "b"], "only what was routed counts"
+
+
 def test_nobody_waits_long_for_a_cache() -> None:
     prefixes = Prefixes(slack_tokens=1000)
     text = tokens(600)

@@ -117,8 +117,8 @@ class Application:
 
 
 @contextmanager
-def application(**arguments: Any) -> Iterator[Application]:
-    """An application of these arguments of karat.ray.app."""
+def application(replica: Mapping[str, Any] | None = None, **arguments: Any) -> Iterator[Application]:
+    """An application, as `deploy` has it."""
     from ray import serve
 
     with socket.socket() as found:
@@ -126,7 +126,7 @@ def application(**arguments: Any) -> Iterator[Application]:
         port = found.getsockname()[1]
     try:
         _start_serve(port)
-        deploy(**arguments)
+        deploy(replica, **arguments)
         yield Application(f"http://127.0.0.1:{port}")
     finally:
         serve.shutdown()
@@ -144,18 +144,31 @@ def _start_serve(port: int) -> None:
                 raise
 
 
-def deploy(**arguments: Any) -> None:
-    """Deploy it, or change the one that is there."""
-    from ray import serve
+def deploy(replica: Mapping[str, Any] | None = None, **arguments: Any) -> None:
+    """Deploy it, or change the one that is there, as a file does: these arguments, and options of Serve's for the
+    deployment of the replicas.
+    """
+    import ray
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
 
-    from karat.ray import app
-
-    serve.run(app(arguments), name=_NAME, route_prefix="/")
+    given = {"name": _NAME, "import_path": "karat.ray:app", "route_prefix": "/", "args": arguments}
+    given["deployments"] = [{"name": "Replica", **(replica or {})}]
+    client = _get_global_client()
+    client.deploy_apps(ServeDeploySchema.model_validate({"applications": [given]}))
+    while not ray.get(client._controller.get_serve_status.remote(_NAME)):
+        time.sleep(0.1)
+    client._wait_for_application_running(_NAME)
 
 
 def replicas() -> list[int]:
     """The processes of the replicas."""
     return processes(f"ray::ServeReplica:{_NAME}:Replica")
+
+
+def ingresses() -> list[int]:
+    """The processes of the ingresses."""
+    return processes(f"ray::ServeReplica:{_NAME}:Ingress")
 
 
 def engine_of(replica: int) -> int | None:
@@ -173,9 +186,14 @@ def work_s(replica: int) -> float:
     """Processor time of a replica's engine."""
     engine = engine_of(replica)
     with suppress(OSError):
-        fields = Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * _TICK_S
+        return 0.0 if engine is None else processor_s(engine)
     return 0.0
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
 
 
 class Busiest:

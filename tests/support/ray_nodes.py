@@ -1,6 +1,7 @@
 """A cluster of Ray on this machine, whose nodes start on a busy machine too."""
 
 import os
+import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -9,6 +10,8 @@ from typing import Any
 from unittest.mock import patch
 
 _SETTINGS = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(16),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "240",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
@@ -62,14 +65,14 @@ def _is_ours(pid: int) -> bool:
 
 
 @contextmanager
-def two_nodes(*, second: bool = True) -> Iterator[Any]:
-    """A cluster of two nodes with a core each, or of one at first. This process is connected to it."""
+def two_nodes() -> Iterator[Any]:
+    """A cluster of two nodes with a core each. This process is connected to it."""
     import ray
     from ray.cluster_utils import Cluster
 
     nodes = Cluster()
     try:
-        for _ in range(1 + second):
+        for _ in range(2):
             start_node(nodes, 1)
         ray.init(address=nodes.address, log_to_driver=False)
         yield nodes

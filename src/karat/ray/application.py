@@ -10,6 +10,7 @@ from karat.ray.arguments import Arguments, arguments_of
 
 _MANY = 100_000  # calls of a deployment: what waits, waits in the engine's queue
 _HEALTH = {"health_check_period_s": 2, "health_check_timeout_s": 10}
+_LOOK_S = 0.5  # how often one that has to go looks whether its calls have ended
 
 
 def app(given: Mapping[str, Any]) -> Any:
@@ -29,6 +30,7 @@ def app(given: Mapping[str, Any]) -> Any:
         ray_actor_options={"num_cpus": arguments.cores},
         max_ongoing_requests=_MANY,
         graceful_shutdown_timeout_s=arguments.drain_s,
+        graceful_shutdown_wait_loop_s=_LOOK_S,
         request_router_config=_router(arguments),
         **_number(arguments),
         **_HEALTH,
@@ -42,10 +44,12 @@ def app(given: Mapping[str, Any]) -> Any:
         },  # what it does is little beside an engine, and none of it may wait for a core
         max_ongoing_requests=_MANY,
         graceful_shutdown_timeout_s=arguments.drain_s,
+        graceful_shutdown_wait_loop_s=_LOOK_S,
+        max_surge_percent=100,  # where all are to be others: the new ones come before the old ones go
         **_HEALTH,
     )
     encode = msgspec.msgpack.encode
-    return ingress.bind(encode(arguments.of_ingress()), replicas.bind(encode(arguments.of_replica())))
+    return ingress.bind(encode(arguments), replicas.bind(encode(arguments.of_replica())))
 
 
 def _router(arguments: Arguments) -> Any:
@@ -68,6 +72,8 @@ def _number(arguments: Arguments) -> dict[str, Any]:
         "autoscaling_config": AutoscalingConfig(
             min_replicas=arguments.min_replicas,
             max_replicas=arguments.most_replicas,
+            upscale_delay_s=arguments.upscale_delay_s,
+            downscale_delay_s=arguments.downscale_delay_s,
             policy=AutoscalingPolicy(policy_function="karat.ray.scaling.ByQueuedTokens", policy_kwargs=wanted),
         )
     }

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from karat.checkpoint.overrides import Overrides
 from karat.engine.model_loading.llm_options import Options
@@ -24,8 +23,9 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The arguments of karat.ray.app. `options` are all others: those of AsyncLLM, as every replica has them.
 
     From `min_replicas` to `max_replicas` (None: min_replicas) have `cores` cores each (None: those of the machine that
-    builds the application), one more for each `queued_tokens` tokens of prompts that wait. `ingresses` take requests.
-    `slack_tokens`: see karat.ray.router. The others are options of `karat serve`.
+    builds the application), one more for each `queued_tokens` tokens of prompts that wait: after `upscale_delay_s`
+    seconds of that, and one less after `downscale_delay_s`. `ingresses` take requests. `slack_tokens`: see
+    karat.ray.router. The others are options of `karat serve`.
     """
 
     model: str | None = None
@@ -34,6 +34,8 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cores: int | None = None
     ingresses: int = 1
     queued_tokens: int = 4096
+    upscale_delay_s: float = 30
+    downscale_delay_s: float = 600
     slack_tokens: int = 8192
     served_model_name: str | None = None
     api_key_file: str | None = None
@@ -54,12 +56,8 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return int(self.options.get("max_num_seqs", _PLACES))
 
     def of_replica(self) -> "Arguments":
-        """What a replica is to know, so that it goes on where only numbers of others change."""
+        """What a replica has to know. Those that were given the same are alike."""
         return Arguments(model=self.model, cores=self.cores, max_queue=self.max_queue, options=self.options)
-
-    def of_ingress(self) -> "Arguments":
-        """As `of_replica`, for an ingress."""
-        return replace(self, min_replicas=1, max_replicas=None, ingresses=1)
 
     def engine_options(self) -> dict[str, Any]:
         """Options of AsyncLLM, where the engine has the cores of its replica."""

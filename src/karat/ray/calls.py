@@ -1,19 +1,20 @@
 """Calls: what the ingress asks of its replicas, through the handle that Serve gives. It notices who is lost."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from ray.exceptions import RayTaskError
 
-from karat.engine.remote.messages import ComparisonEnded, Ready, Replayed
+from karat.engine.remote.messages import ComparisonEnded, Replayed
 from karat.errors import EngineDiedError, KaratError
-from karat.ray.messages import Ask, Told, decoded
-from karat.receipts.fingerprint import Fingerprint
+from karat.ray.messages import Ask, Greeting, Introduction, Told, decoded
 
 LOST_S = 1.5  # without a word from a replica, which says one every BEAT_S seconds
-_ANEW_S = 0.25  # before a call of a whole application's is made again
+ANEW_S = 0.25  # before a call of a whole application's is made again
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -25,28 +26,31 @@ class LostError(Exception):
         self.replica = replica
 
 
-class Calls:
-    """`handle` is Serve's handle of the replicas. To be made in the event loop that the calls are made in."""
+class OtherModelError(LostError):
+    """A replica of another model. There are such while an application is deployed with another model."""
 
-    def __init__(self, handle: Any) -> None:
+    replica: str
+
+
+class Calls:
+    """`handle` is Serve's handle of the replicas, which have these arguments, encoded. To be made in the event loop
+    that the calls are made in.
+    """
+
+    def __init__(self, handle: Any, arguments: bytes) -> None:
         self.loop = asyncio.get_running_loop()
         self._handle = handle
         self._answer = handle.options(method_name="answer", stream=True)
+        self._greeting = Ask(b"", 0, msgspec.Raw(_encode(Greeting(arguments))))
 
-    async def ready(self) -> Ready:
-        """Of the first replica that is there. Waits for one. Errors of loading are Serve's to say."""
-        made: Ready = decoded(Ready, await self._from_any("ready"))
-        return made
-
-    async def fingerprint(self) -> Fingerprint:
-        made: Fingerprint = decoded(Fingerprint, await self._from_any("fingerprint"))
+    async def introduction(self) -> Introduction:
+        """Of the first replica with these arguments. Waits for one. Errors of loading are Serve's to say."""
+        made: Introduction = decoded(Introduction, await self._from_any("introduce", self._greeting))
         return made
 
     async def replay(self, ask: Ask) -> Replayed | ComparisonEnded:
-        """What an engine finds. Errors of the engine's are raised."""
-        made: Replayed | ComparisonEnded = decoded(
-            Replayed | ComparisonEnded, await self._from_any("replay", _encode(ask))
-        )
+        """What an engine of this model finds. Errors of the engine's are raised."""
+        made: Replayed | ComparisonEnded = decoded(Replayed | ComparisonEnded, await self._from_any("replay", ask))
         return made
 
     async def answer(self, ask: Ask, lost_s: float = LOST_S) -> AsyncGenerator[Told, None]:
@@ -77,12 +81,13 @@ class Calls:
             if not has_ended:
                 response.cancel()
 
-    async def _from_any(self, method: str, *arguments: bytes) -> bytes:
-        """The result of a call, from another replica where one is lost."""
+    async def _from_any(self, method: str, ask: Ask) -> bytes:
+        """The result of a call, from another replica where one is lost or has nothing to say."""
         call = self._handle.options(method_name=method)
-        while True:
+        for tried in itertools.count(ask.tried):
             try:
-                return bytes(await call.remote(*arguments))
+                if said := bytes(await call.remote(_encode(replace(ask, tried=tried)))):
+                    return said
             except RayTaskError as fault:
                 if isinstance(fault.cause, KaratError) and not isinstance(fault.cause, EngineDiedError):
                     raise fault.cause from None
@@ -90,7 +95,8 @@ class Calls:
                 raise
             except Exception:  # noqa: BLE001 - of Ray's: it died, or is not there
                 pass
-            await asyncio.sleep(_ANEW_S)
+            await asyncio.sleep(ANEW_S)
+        raise AssertionError("there is no last try")
 
 
 def _said(fault: Exception) -> str:

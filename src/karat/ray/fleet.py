@@ -27,14 +27,15 @@ from karat.engine.remote.messages import Abort, ComparisonEnded, EngineFailed, O
 from karat.engine.requests.request_updates import RequestUpdate
 from karat.engine.stats import EngineStats
 from karat.errors import DamageError, EngineDiedError, KaratError, packed
-from karat.ray.calls import LOST_S, Calls, LostError
+from karat.ray.calls import ANEW_S, LOST_S, Calls, LostError, OtherModelError
 from karat.ray.held_answer import AnswerPart, HeldAnswer
-from karat.ray.messages import Ask, prefix_of
+from karat.ray.messages import Ask, Introduction, prefix_of
 from karat.receipts.fingerprint import Computing, Fingerprint, StoredModel
 from karat.request_record import Request
 
 _MOST_IN_VAIN = 5  # replicas lost one after the other, without a token
 _SHUN_S = 10.0  # for which a replica that was lost is asked last
+_SHUN_OTHERS_S = 60.0  # and one of another model
 _log = logging.getLogger("karat.server")
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: Any = msgspec.msgpack.Decoder(ToEngine)
@@ -59,7 +60,7 @@ class TheirFingerprint:
     damage: DamageError | None = None  # a replica's is its own, and Serve's to mend
 
     def __init__(self, calls: Calls) -> None:
-        self._found = asyncio.run_coroutine_threadsafe(calls.fingerprint(), calls.loop)
+        self._found = asyncio.run_coroutine_threadsafe(_fingerprint(calls), calls.loop)
 
     @property
     def known(self) -> Fingerprint | None:
@@ -79,6 +80,10 @@ class TheirFingerprint:
         self._found.cancel()
 
 
+async def _fingerprint(calls: Calls) -> Fingerprint:
+    return (await calls.introduction()).fingerprint
+
+
 class Fleet:
     """All methods but `ready` are called in the event loop of the calls. A fleet does not die: replicas do."""
 
@@ -93,11 +98,12 @@ class Fleet:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._shunned: dict[str, float] = {}  # until when
         self._tally = _Tally()
-        self._fingerprint: str | None = None
+        self._fingerprint = ""  # of the model, once a replica is ready
 
     def ready(self, progress: Callable[[int, int], None] | None) -> Ready:
-        made: Ready = asyncio.run_coroutine_threadsafe(self._calls.ready(), self._calls.loop).result()
-        return made
+        met: Introduction = asyncio.run_coroutine_threadsafe(self._calls.introduction(), self._calls.loop).result()
+        self._fingerprint = met.fingerprint.short
+        return met.ready
 
     def fileno(self) -> int:
         return self._ours.fileno()
@@ -154,6 +160,11 @@ class Fleet:
             try:
                 await self._follow_at_one(held, part, lost, tried, patience_s)
                 return
+            except OtherModelError as error:
+                if error.replica in self._shunned:  # there is no other replica yet
+                    await asyncio.sleep(ANEW_S)
+                self._shunned[error.replica] = self._calls.loop.time() + _SHUN_OTHERS_S
+                continue
             except LostError as error:
                 has_come, before = held.num_tokens > before, held.num_tokens
                 _log.warning("replica %s is lost after %d tokens: %s", error.replica or "?", before, error)
@@ -208,15 +219,13 @@ class Fleet:
         now, ids = self._calls.loop.time(), request.prompt_token_ids
         self._shunned = {name: until for name, until in self._shunned.items() if until > now}
         prefix = prefix_of(ids, request.salt) if request.shares else b""
-        return Ask(prefix, len(ids), msgspec.Raw(command), tuple({*lost, *self._shunned}), tried)
+        avoid = tuple({*lost, *self._shunned})
+        return Ask(prefix, len(ids), msgspec.Raw(command), avoid, tried, self._fingerprint)
 
     def _require_same(self, fingerprint: str, replica: str) -> None:
-        """LostError for a replica of another model: its tokens are no part of an answer that is begun here."""
-        self._fingerprint = self._fingerprint or fingerprint
+        """OtherModelError where it is: that replica's tokens are no part of an answer that is begun here."""
         if fingerprint != self._fingerprint:
-            raise LostError(
-                replica, f"its model is another, {fingerprint}, than that of the others, {self._fingerprint}"
-            )
+            raise OtherModelError(replica, f"its model is another: {fingerprint}, not {self._fingerprint}")
 
     def _say(self, update: RequestUpdate) -> None:
         self._updates.append(update)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from karat.engine.async_llm import AsyncLLM
@@ -19,7 +20,7 @@ class Ingress:
 
     async def __init__(self, arguments: bytes, replicas: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         given = read_arguments(arguments)
-        source = Replicas(Calls(replicas))
+        source = Replicas(Calls(replicas, msgspec.msgpack.encode(given.of_replica())))
 
         async def open_llm() -> AsyncLLM:
             options = given.engine_options()

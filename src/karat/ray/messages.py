@@ -24,8 +24,8 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     """A command on its way to whichever replica the router takes.
 
     `prefix` has a digest for each block of PREFIX_BLOCK tokens of the prompt and all before it. `num_tokens` are those
-    of the prompt. `avoid` names replicas that were lost, and `tried` counts those that said nothing. The router leaves
-    the command as it is.
+    of the prompt. `avoid` names replicas that were lost, and `tried` counts those that had nothing to say. The router
+    leaves the command as it is. `fingerprint` is that of the model which is meant, in short.
     """
 
     prefix: bytes
@@ -33,6 +33,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     command: msgspec.Raw
     avoid: tuple[str, ...] = ()
     tried: int = 0
+    fingerprint: str = ""
 
     @property
     def blocks(self) -> list[bytes]:
@@ -51,8 +52,21 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     stats: EngineStats
 
 
+class Greeting(msgspec.Struct, frozen=True, array_like=True):
+    """The command of an ingress that starts: the arguments, encoded, of the replicas that it is for."""
+
+    arguments: bytes
+
+
+class Introduction(msgspec.Struct, frozen=True, array_like=True):
+    """A replica's answer to a Greeting."""
+
+    ready: Ready
+    fingerprint: Fingerprint
+
+
 Command = Request | ReplayCommand | Compare
-_KINDS: tuple[Any, ...] = (Ask, Told, Command, Ready, Replayed | ComparisonEnded, Fingerprint)
+_KINDS: tuple[Any, ...] = (Ask, Told, Command, Greeting, Introduction, Replayed | ComparisonEnded)
 _DECODERS: dict[Any, Any] = {kind: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
 
 

@@ -13,7 +13,7 @@ from karat.engine.requests.request_updates import RequestUpdate
 from karat.errors import EngineDiedError, KaratError, UsageError, packed
 from karat.outputs import RequestOutput
 from karat.ray.arguments import Arguments, read_arguments
-from karat.ray.messages import Ask, Command, Told, decoded
+from karat.ray.messages import Ask, Command, Greeting, Introduction, Told, decoded
 from karat.ray.placement import stay
 from karat.ray.router import CACHE_TOKENS
 from karat.ray.scaling import QUEUED_TOKENS
@@ -29,27 +29,33 @@ class Replica:
 
     async def __init__(self, arguments: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
         given: Arguments = read_arguments(arguments)
+        self._arguments = arguments
         context = serve.get_replica_context()
         if given.cores is not None:
             stay(context.rank.local_rank, given.cores)
         self._llm = await AsyncLLM.open(given.model, max_queue=given.max_queue, **given.engine_options())
         self._name: str = context.replica_id.unique_id
         self._num_queued_tokens = 0
-        self._fingerprint = (
-            await self._llm.fingerprint()
-        ).short  # an answer may go on here that another replica has begun
+        self._fingerprint = await self._llm.fingerprint()  # an answer may go on here that another replica has begun
 
-    async def ready(self) -> bytes:
-        """The engine's Ready."""
-        return _encode(self._llm.ready)
+    async def introduce(self, message: bytes) -> bytes:
+        """The Introduction for a Greeting in an Ask; nothing where that is for other replicas.
 
-    async def fingerprint(self) -> bytes:
-        """The model's Fingerprint."""
-        return _encode(await self._llm.fingerprint())
+        There are some of both while an application is deployed with other arguments.
+        """
+        greeting = decoded(Greeting, decoded(Ask, message).command)
+        if greeting.arguments != self._arguments:
+            return b""
+        return _encode(Introduction(self._llm.ready, self._fingerprint))
 
     async def replay(self, message: bytes) -> bytes:
-        """What the engine finds for a ReplayCommand or Compare in an Ask: Replayed or ComparisonEnded."""
-        command = decoded(Command, decoded(Ask, message).command)
+        """What the engine finds for a ReplayCommand or Compare in an Ask: Replayed or ComparisonEnded. Nothing where
+        its model is another.
+        """
+        ask = decoded(Ask, message)
+        if ask.fingerprint != self._fingerprint.short:
+            return b""
+        command = decoded(Command, ask.command)
         assert not isinstance(command, Request), "a request is answered"
         return _encode(await self._llm.replay(command))
 
@@ -105,7 +111,7 @@ class Replica:
         return {QUEUED_TOKENS: self._num_queued_tokens}
 
     async def _told(self, updates: list[RequestUpdate]) -> bytes:
-        return _encode(Told(self._name, self._fingerprint, updates, await self._llm.stats()))
+        return _encode(Told(self._name, self._fingerprint.short, updates, await self._llm.stats()))
 
 
 def _refusal(following: "asyncio.Task[RequestOutput]") -> list[RequestUpdate]:

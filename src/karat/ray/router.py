@@ -4,7 +4,8 @@ What a replica has in its cache is what was sent there, as far as its cache hold
 wrong guess costs the time of a prompt, and never changes an answer.
 """
 
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from karat.ray.messages import PREFIX_BLOCK, Ask, decoded
 CACHE_TOKENS = "cache_tokens"  # of a replica's routing statistics
 SLACK_TOKENS = 8192
 _USUAL_CACHE = 65536  # tokens, until a replica has stated its own
+_CHOSEN_S = 5.0  # for which a request counts where it is meant to go, unless that is known sooner
 
 
 class Prefixes:
@@ -29,24 +31,33 @@ class Prefixes:
         self._blocks: dict[str, OrderedDict[bytes, None]] = {}  # the latest ones last
         self._open: dict[str, tuple[str, int]] = {}  # of each request: replica, tokens
         self._load: dict[str, int] = {}
+        self._chosen: dict[str, tuple[str, int, float]] = {}  # of each request: replica, tokens, until when
 
-    def ranked(self, names: Iterable[str], ask: Ask | None) -> list[str]:
+    def ranked(self, names: Iterable[str], ask: Ask | None, now: float = 0.0) -> list[str]:
         """The replicas, the best one first: none that was lost, none with too much to do, most of the beginning."""
         names = list(names)
-        least = min((self._load.get(name, 0) for name in names), default=0)
+        loads = Counter({name: self._load.get(name, 0) for name in names})
+        self._chosen = {request: chosen for request, chosen in self._chosen.items() if chosen[2] > now}
+        for name, num_tokens, _ in self._chosen.values():
+            loads[name] += num_tokens
+        least = min((loads[name] for name in names), default=0)
         blocks = [] if ask is None else ask.blocks
 
         def order(name: str) -> tuple[bool, bool, int, int]:
-            load = self._load.get(name, 0)
             lost = ask is not None and name in ask.avoid
-            return lost, load > least + self._slack, -self._num_held(name, blocks), load
+            return lost, loads[name] > least + self._slack, -self._num_held(name, blocks), loads[name]
 
         found = sorted(names, key=order)
         turn = 0 if ask is None or not found else ask.tried % len(found)
         return found[turn:] + found[:turn]
 
+    def chosen(self, request: str, name: str, ask: Ask, now: float) -> None:
+        """A request is on its way to this replica. Others that come before it has arrived count it, too."""
+        self._chosen[request] = name, ask.num_tokens, now + _CHOSEN_S
+
     def routed(self, request: str, name: str, ask: Ask, cache_tokens: int) -> None:
         """A request was taken by this replica, whose cache has so many tokens."""
+        self._chosen.pop(request, None)
         held: OrderedDict[bytes, None] = self._blocks.setdefault(name, OrderedDict())
         for block in ask.blocks:
             held[block] = None
@@ -58,6 +69,7 @@ class Prefixes:
 
     def completed(self, request: str) -> None:
         """A request has ended, however it did. No effect on one that is not known."""
+        self._chosen.pop(request, None)
         name, num_tokens = self._open.pop(request, ("", 0))
         if name in self._load:
             self._load[name] -= num_tokens
@@ -86,11 +98,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # which is not typed f
         """A rank for each replica, so that the first one is taken unless it is full or does not answer."""
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         self._prefixes.keep(by_name)
-        ask = None
+        ask, now = None, time.monotonic()
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True  # where no replica takes it
             ask = _ask_of(pending_request)
-        return [[by_name[name]] for name in self._prefixes.ranked(by_name, ask)]
+        ranked = self._prefixes.ranked(by_name, ask, now)
+        if ranked and pending_request is not None and ask is not None:
+            self._prefixes.chosen(pending_request.metadata.internal_request_id, ranked[0], ask, now)
+        return [[by_name[name]] for name in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         if (ask := _ask_of(pending_request)) is not None:
