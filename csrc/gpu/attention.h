@@ -5,6 +5,7 @@
 #include "gpu/cache.h"
 #include "gpu/shapes.h"
 #include "simd/exp.h"
+#include "simd/tanh.h"
 
 namespace karat::gpu {
 
@@ -19,7 +20,7 @@ KARAT_INLINE float exp_of_no_positive(float x) {
 // K comes to shared memory in pieces of some dimensions, then V in pieces of some keys, all through one ring of
 // buffers. A thread has a key while K goes by, and the scores of all rows in registers; while V goes by it has a
 // dimension, and the sums of all rows.
-template <class Fmt, int kRows>
+template <class Fmt, int kRows, bool kIsCapped>
 struct AttendSplit {
     using Stored = StoredAs<Fmt>;
     static constexpr int kThreads = 256, kKeys = static_cast<int>(kSplitKeys), kLanesOfSum = 16, kStages = 4;
@@ -127,6 +128,7 @@ struct AttendSplit {
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
                 sums[thread].v[r] = sums[thread].v[r] * a.scale;
+                if constexpr (kIsCapped) sums[thread].v[r] = capped(set1(sums[thread].v[r]), set1(a.cap)).v;
                 top[thread].v[r] = is_visible && sums[thread].v[r] > kLeast ? sums[thread].v[r] : kLeast;  // or NaN
                 if (a.scores && seq == a.score_seq && is_visible && r < rows)
                     *a.score(token, seq, first_head + r, start + thread) = sums[thread].v[r];
@@ -269,16 +271,17 @@ private:
 
 // All splits: query heads of a KV head together, or one by one where there would be too few blocks of threads for all
 // multiprocessors.
-template <class Fmt>
+template <class Fmt, bool kIsCapped>
 void launch_splits(Device& device, const AttentionShape& a) {
     constexpr int kFewBlocks = 256;
     const int blocks = a.num_tokens * a.num_splits * static_cast<int>(a.cache.num_kv_heads);
-    if (a.group_heads == 1 || blocks * a.group_heads <= kFewBlocks) launch(device, AttendSplit<Fmt, 1>{a});
-    else if (a.group_heads <= 4) launch(device, AttendSplit<Fmt, 4>{a});
-    else launch(device, AttendSplit<Fmt, 8>{a});
+    if (a.group_heads == 1 || blocks * a.group_heads <= kFewBlocks) launch(device, AttendSplit<Fmt, 1, kIsCapped>{a});
+    else if (a.group_heads <= 4) launch(device, AttendSplit<Fmt, 4, kIsCapped>{a});
+    else launch(device, AttendSplit<Fmt, 8, kIsCapped>{a});
 }
 
-// Merges the splits of one token and query head, in order. Each thread has some dimensions, and the totals besides.
+// Merges the splits of one token and query head, in order: with sinks into a part of zeros, else into the first one.
+// Each thread has some dimensions, and the totals besides.
 struct AttendMerge {
     static constexpr bool kIsShort = true;
     static constexpr int kThreads = 128;
@@ -295,8 +298,10 @@ struct AttendMerge {
             float* const out = a.out + (static_cast<std::size_t>(token) * a.num_heads + head) * dim;
             for (int d = thread; d < dim; d += kThreads) {
                 const float* part = a.part(token, head, first);
-                float sum = part[d], total = part[dim], top = part[dim + 1];
-                for (int split = first + 1; split <= last; ++split) {
+                const bool has_sink = a.sinks != nullptr;
+                float sum = has_sink ? 0.0f : part[d], total = has_sink ? 1.0f : part[dim];
+                float top = has_sink ? value_at<float>(a.sinks + head) : part[dim + 1];
+                for (int split = has_sink ? first : first + 1; split <= last; ++split) {
                     part = a.part(token, head, split);
                     const float next = part[dim + 1], largest = top < next ? next : top;
                     const float of_sum = exp_of_no_positive(top - largest);

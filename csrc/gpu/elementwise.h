@@ -1,18 +1,37 @@
-// RMSNorm, and ops on single elements or pairs of them (contract/kernels.h).
+// Norms of rows, and ops on single elements or pairs of them (contract/kernels.h).
 #pragma once
 
 #include "gpu/simt.h"
 #include "simd/exp.h"
+#include "simd/tanh.h"
 
 namespace karat::gpu {
 
+// What a norm makes of a row: RMSNorm, or x * (1 / sqrt(sum of squares + eps)) * factor.
+struct ByWeight {
+    static constexpr bool kHasWeights = true;
+    const float* weight;
+    KARAT_INLINE float scale(float total, int n, float eps) const {
+        return 1.0f / square_root(total / static_cast<float>(n) + eps);
+    }
+    KARAT_INLINE float of(float scaled, float weight_of_column) const { return scaled * weight_of_column; }
+};
+struct ByFactor {
+    static constexpr bool kHasWeights = false;
+    const float* weight;  // null
+    float factor;
+    KARAT_INLINE float scale(float total, int, float eps) const { return 1.0f / square_root(total + eps); }
+    KARAT_INLINE float of(float scaled, float) const { return scaled * factor; }
+};
+
 // A block of threads has a row. Its first kColumns numbers and their weights lie in shared memory; longer rows go by in
 // chunks of as many. Sixteen threads are the lanes of the sum.
-struct RmsNorm {
+template <class By>
+struct RowNorm {
     static constexpr bool kIsShort = true;
     static constexpr int kThreads = 256, kSumLanes = 16, kColumns = 8192, kTogether = 32;
     const float* x;  // [rows, n]
-    const float* weight;
+    By by;
     float eps;
     int rows, n;
     float* out;
@@ -60,7 +79,8 @@ struct RmsNorm {
         };
 
         fetch(first_xs, from, held());
-        fetch(weights, weight, held());
+        if constexpr (By::kHasWeights) fetch(weights, by.weight, held());
+        else cta.commit();
         cta.each([&](int thread) { sum[thread] = 0; });
         cta.template wait<1>();
         cta.sync();
@@ -83,17 +103,21 @@ struct RmsNorm {
 #pragma unroll
             for (int lane = 0; lane < kSumLanes; ++lane) all[lane] = lanes.get(lane);
             fold(all);
-            scale.set(0, 1.0f / square_root(all[0] / static_cast<float>(n) + eps));
+            scale.set(0, by.scale(all[0], n, eps));
         });
         cta.template wait<0>();
         cta.sync();
         cta.each([&](int thread) {
-            for (int i = thread; i < held(); i += kThreads) to[i] = first_xs.get(i) * scale.get(0) * weights.get(i);
+            for (int i = thread; i < held(); i += kThreads)
+                to[i] = by.of(first_xs.get(i) * scale.get(0), By::kHasWeights ? weights.get(i) : 0.0f);
             for (int i = held() + thread; i < n; i += kThreads)
-                to[i] = value_at<float>(from + i) * scale.get(0) * value_at<float>(weight + i);
+                to[i] = by.of(value_at<float>(from + i) * scale.get(0),
+                              By::kHasWeights ? value_at<float>(by.weight + i) : 0.0f);
         });
     }
 };
+using RmsNorm = RowNorm<ByWeight>;
+using L2Norm = RowNorm<ByFactor>;
 
 // A thread for each of `count` items: what the ops below are made of.
 template <class Item>
@@ -126,6 +150,48 @@ struct SiluMul {
     KARAT_INLINE void operator()(int i) const {
         const float g = value_at<float>(gate + i);
         out[i] = g / one_plus_exp_of_minus(g) * value_at<float>(up + i);
+    }
+};
+
+// gelu(gate) * up, of 2 sqrt(2 / pi) times 0.044715, and by itself.
+struct GeluMul {
+    const float *gate, *up;
+    float* out;
+    KARAT_INLINE void operator()(int i) const {
+        const float g = value_at<float>(gate + i);
+        f32x16 power[] = {set1(g * fma(g * g, -0x1.2444f2p-4f, -0x1.988454p+0f))};
+        exp(power);
+        out[i] = g / (1.0f + power[0].v) * value_at<float>(up + i);
+    }
+};
+
+// SwiGLU of a gate that is at most `limit`, and of `up` from -limit to limit, plus 1; NaN stays NaN.
+struct ClampedMul {
+    const float *gate, *up;
+    float limit, alpha;
+    float* out;
+    KARAT_INLINE void operator()(int i) const {
+        float g = value_at<float>(gate + i), u = value_at<float>(up + i);
+        g = limit < g ? limit : g;
+        u = limit < u ? limit : u < -limit ? -limit : u;
+        out[i] = g / one_plus_exp_of_minus(alpha * g) * (u + 1.0f);
+    }
+};
+
+struct SoftCap {
+    const float* x;
+    float cap;
+    float* out;
+    KARAT_INLINE void operator()(int i) const { out[i] = capped(load(x + i), set1(cap)).v; }
+};
+
+// A part of each row of x, whose `groups` pieces have `share` columns of it each, from `first` on.
+struct SplitPart {
+    const float* x;
+    float* out;
+    int piece, first, share;
+    KARAT_INLINE void operator()(int i) const {
+        out[i] = value_at<float>(x + static_cast<std::size_t>(i / share) * piece + first + i % share);
     }
 };
 
@@ -170,29 +236,32 @@ struct Scale {
     KARAT_INLINE void operator()(int i) const { out[i] = value_at<float>(x + i) * factor; }
 };
 
-// An item is a pair of x [tokens, heads, head_dim]; cos and sin are [positions, half].
+// An item is a pair of x [tokens, heads, head_dim], or a number behind the first 2 * half of a head, which stays as it
+// is; cos and sin are [positions, half].
 struct Rope {
     const float* x;
     const std::int32_t* positions;
     const float *cos, *sin;
     float* out;
-    int heads, half;
+    int heads, half, head_dim;
     struct Pair {
-        std::size_t at;  // of the left one; the right one is `half` further on
+        std::size_t at;  // of the left one; the right one is `half` further on, if there is one
         float left, right;
+        bool is_pair;
     };
     KARAT_INLINE Pair turned(int i) const {
-        const int pair = i % half, head = i / half;
-        const std::size_t at = static_cast<std::size_t>(head) * 2 * half + pair;
+        const int items = head_dim - half, pair = i % items, head = i / items;
+        const std::size_t first = static_cast<std::size_t>(head) * head_dim, at = first + pair;
+        if (pair >= half) return {at + half, value_at<float>(x + at + half), 0, false};
         const std::size_t angle = static_cast<std::size_t>(positions[head / heads]) * half + pair;
         const float left = value_at<float>(x + at), right = value_at<float>(x + at + half);
         const float c = value_at<float>(cos + angle), s = value_at<float>(sin + angle);
-        return {at, fma(left, c, -(right * s)), fma(right, c, left * s)};
+        return {at, fma(left, c, -(right * s)), fma(right, c, left * s), true};
     }
     KARAT_INLINE void operator()(int i) const {
         const Pair pair = turned(i);
         out[pair.at] = pair.left;
-        out[pair.at + half] = pair.right;
+        if (pair.is_pair) out[pair.at + half] = pair.right;
     }
 };
 

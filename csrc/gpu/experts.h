@@ -2,50 +2,32 @@
 #pragma once
 
 #include "gpu/panels.h"
-#include "simd/exp.h"
+#include "simd/routing.h"
 
 namespace karat::gpu {
 
-KARAT_INLINE float exp_of(float x) {
-    f32x16 power[] = {set1(x)};
-    exp(power);
-    return power[0].v;
-}
-
-// A thread has a row. The chosen logits are kept in `weights` until they are powers.
+// A thread has a row.
 struct RouteRow {
-    const float* logits;  // [rows, experts]
-    int experts, chosen;
-    bool renormalised;
-    std::int32_t* ids;  // [rows, chosen], as weights
-    float* weights;
-
-    // Whether a logit comes before another; a NaN comes after every number.
-    static KARAT_INLINE bool comes_before(float a, float b) { return a > b || (a == a && b != b); }
+    RouteShape a;
+    bool by_logit, over_chosen;
 
     KARAT_INLINE void operator()(int row) const {
-        const float* const of = logits + static_cast<std::size_t>(row) * experts;
-        std::int32_t* const id_of = ids + static_cast<std::size_t>(row) * chosen;
-        float* const largest = weights + static_cast<std::size_t>(row) * chosen;
-        for (int id = 0, kept = 0; id < experts; ++id) {
-            const float logit = of[id];
-            if (kept == chosen && !comes_before(logit, largest[kept - 1])) continue;
-            int at = kept < chosen ? kept++ : kept - 1;
-            for (; at > 0 && comes_before(logit, largest[at - 1]); --at) {
-                largest[at] = largest[at - 1];
-                id_of[at] = id_of[at - 1];
-            }
-            largest[at] = logit;
-            id_of[at] = id;
-        }
-        const float top = largest[0];
-        for (int i = 0; i < chosen; ++i) largest[i] = exp_of(largest[i] - top);
-        float total = 0;
-        if (renormalised)
-            for (int i = 0; i < chosen; ++i) total += largest[i];
-        else
-            for (int id = 0; id < experts; ++id) total += exp_of(of[id] - top);
-        for (int i = 0; i < chosen; ++i) largest[i] = largest[i] / total;
+        const std::size_t at = static_cast<std::size_t>(row), experts = static_cast<std::size_t>(a.experts);
+        float* const scores = a.scratch + 3 * at * experts;
+        route_row(a.logits + at * experts, experts, a.how, by_logit, over_chosen, a.ids + at * a.how.chosen,
+                  a.weights + at * a.how.chosen, scores, scores + experts, scores + 2 * experts);
+    }
+};
+
+// Adds the biases of its expert to a pair's product. An item is a number of it; experts of others are left out.
+struct AddBiases {
+    BiasesShape a;
+
+    KARAT_INLINE void operator()(int i) const {
+        const int expert = a.chosen.ids[i / a.columns] - a.chosen.first;
+        if (expert < 0 || expert >= a.chosen.count) return;
+        const std::size_t bias = static_cast<std::size_t>(expert) * a.columns + i % a.columns;
+        a.pairs[i] = a.pairs[i] + value_at<float>(a.biases + bias);
     }
 };
 

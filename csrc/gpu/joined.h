@@ -39,7 +39,7 @@ struct RopeStore {
     KARAT_INLINE void operator()(int i) const {
         const Rope::Pair pair = rope.turned(i);
         store.put(static_cast<int>(pair.at), pair.left);
-        store.put(static_cast<int>(pair.at) + rope.half, pair.right);
+        if (pair.is_pair) store.put(static_cast<int>(pair.at) + rope.half, pair.right);
     }
 };
 

@@ -6,6 +6,7 @@
 #include "gpu/float_few.h"
 #include "gpu/integer_launches.h"
 #include "gpu/joined.h"
+#include "gpu/recurrence.h"
 
 namespace karat::gpu {
 namespace {
@@ -66,8 +67,8 @@ void launch_with(Device& device, const DigitsToo& digits, const Kernel& kernel, 
     });
 }
 
-Rope rope_of(const RopeShape& s) { return {s.x, s.positions, s.cos, s.sin, s.out, s.heads, s.head_dim / 2}; }
-int pairs_of(const RopeShape& s) { return s.tokens * s.heads * (s.head_dim / 2); }
+Rope rope_of(const RopeShape& s) { return {s.x, s.positions, s.cos, s.sin, s.out, s.heads, s.half, s.head_dim}; }
+int items_of(const RopeShape& s) { return s.tokens * s.heads * (s.head_dim - s.half); }
 
 }  // namespace
 
@@ -104,10 +105,19 @@ void select_rows(Device& device, const float* x, const std::int32_t* ids, int co
 
 void rms_norm(Device& device, const float* x, const float* weight, float eps, int rows, int n, float* out,
               const DigitsToo& digits) {
-    launch_with(device, digits, RmsNorm{x, weight, eps, rows, n, out}, out, n);
+    launch_with(device, digits, RmsNorm{x, {weight}, eps, rows, n, out}, out, n);
+}
+void l2_norm(Device& device, const float* x, float eps, float factor, int rows, int n, float* out) {
+    launch(device, L2Norm{x, {nullptr, factor}, eps, rows, n, out});
 }
 void silu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits) {
     launch_with(device, digits, each_of(count, SiluMul{gate, up, out}), out, ForEach<SiluMul>::kThreads);
+}
+void gelu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits) {
+    launch_with(device, digits, each_of(count, GeluMul{gate, up, out}), out, ForEach<GeluMul>::kThreads);
+}
+void clamped_mul(Device& device, const float* gate, const float* up, float limit, float alpha, int count, float* out) {
+    for_each(device, count, ClampedMul{gate, up, limit, alpha, out});
 }
 void sigmoid_mul(Device& device, const float* x, const float* gate, int count, int columns, float* out) {
     for_each(device, count, SigmoidMul{x, gate, out, columns});
@@ -122,15 +132,23 @@ void sigmoid(Device& device, const float* x, int count, float* out) { for_each(d
 void scale(Device& device, const float* x, float factor, int count, float* out) {
     for_each(device, count, Scale{x, factor, out});
 }
-void rope(Device& device, const RopeShape& shape) { for_each(device, pairs_of(shape), rope_of(shape)); }
+void soft_cap(Device& device, const float* x, float cap, int count, float* out) {
+    for_each(device, count, SoftCap{x, cap, out});
+}
+void rope(Device& device, const RopeShape& shape) { for_each(device, items_of(shape), rope_of(shape)); }
+void split_part(Device& device, const float* x, int piece, int first, int share, int count, float* out) {
+    for_each(device, count, SplitPart{x, out, piece, first, share});
+}
 
 void copy(Device& device, const void* from, void* to, int count) {
     for_each(device, count, Copy16{static_cast<const U4*>(from), static_cast<U4*>(to)});
 }
 
-void route(Device& device, const float* logits, int rows, int experts, int chosen, bool renormalised, std::int32_t* ids,
-           float* weights) {
-    for_each(device, rows, RouteRow{logits, experts, chosen, renormalised, ids, weights});
+void route(Device& device, const RouteShape& shape) {
+    for_each(device, shape.rows, RouteRow{shape, shape.how.by_logit(), shape.how.over_chosen()});
+}
+void add_biases(Device& device, const BiasesShape& shape) {
+    for_each(device, shape.num_pairs * shape.columns, AddBiases{shape});
 }
 void sum_of_experts(Device& device, const ExpertsShape& shape) {
     for_each(device, shape.rows * shape.columns, SumOfExperts{shape});
@@ -151,12 +169,27 @@ void rope_kv_write(Device& device, const RopeShape& q, const RopeShape& k, const
     with_floats(stored_as(cache.type), [&]<class Fmt>() {
         const RopeStore<Fmt> keys{rope_of(k), {nullptr, cache, slots, count, lost}};
         const auto values = each_of(count, Store<Fmt, true>{v, cache, slots, count, lost});
-        launch(device, Beside{each_of(pairs_of(q), rope_of(q)), Beside{each_of(pairs_of(k), keys), values}});
+        launch(device, Beside{each_of(items_of(q), rope_of(q)), Beside{each_of(items_of(k), keys), values}});
     });
 }
 
+void causal_conv(Device& device, const ConvShape& shape) {
+    const auto results = each_of(shape.tokens * shape.channels, CausalConv{shape});
+    launch(device, Beside{results, each_of(shape.seqs * (shape.taps - 1) * shape.channels, KeepRows{shape})});
+}
+void decay(Device& device, const float* a, const float* bias, const float* rate, bool of_log, int rows, int n,
+           float* out) {
+    for_each(device, rows * n, Decay{a, bias, rate, n, of_log, out});
+}
+void delta_rule(Device& device, const DeltaRuleShape& shape) {
+    for_each(device, shape.seqs * shape.heads * shape.v_dim, DeltaRule{shape});
+}
+
 void attention(Device& device, const AttentionShape& shape, const DigitsToo& digits) {
-    with_floats(stored_as(shape.cache.type), [&]<class Fmt>() { launch_splits<Fmt>(device, shape); });
+    with_floats(stored_as(shape.cache.type), [&]<class Fmt>() {
+        if (shape.cap > 0) launch_splits<Fmt, true>(device, shape);
+        else launch_splits<Fmt, false>(device, shape);
+    });
     const int row = shape.num_heads * shape.head_dim();
     launch_with(device, digits, AttendMerge{shape}, shape.out, shape.head_dim(), shape.first_token * row);
 }

@@ -32,20 +32,25 @@ void select_rows(Device& device, const float* x, const std::int32_t* ids, int co
 // With digits a row is of n columns.
 void rms_norm(Device& device, const float* x, const float* weight, float eps, int rows, int n, float* out,
               const DigitsToo& digits);
+void l2_norm(Device& device, const float* x, float eps, float factor, int rows, int n, float* out);
 void silu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits);
+void gelu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits);
+void clamped_mul(Device& device, const float* gate, const float* up, float limit, float alpha, int count, float* out);
 void sigmoid_mul(Device& device, const float* x, const float* gate, int count, int columns, float* out);
 void add(Device& device, const float* x, const float* y, int count, float* out);
 void mul(Device& device, const float* x, const float* y, int count, float* out);
 void sigmoid(Device& device, const float* x, int count, float* out);
 void scale(Device& device, const float* x, float factor, int count, float* out);
+void soft_cap(Device& device, const float* x, float cap, int count, float* out);
 void rope(Device& device, const RopeShape& shape);
+// out [count / share, share] = columns first … first + share - 1 of pieces of x.
+void split_part(Device& device, const float* x, int piece, int first, int share, int count, float* out);
 
 // `count` pieces of 16 bytes.
 void copy(Device& device, const void* from, void* to, int count);
 
-// The experts of each row of logits [rows, experts]: ids and weights [rows, chosen].
-void route(Device& device, const float* logits, int rows, int experts, int chosen, bool renormalised, std::int32_t* ids,
-           float* weights);
+void route(Device& device, const RouteShape& shape);
+void add_biases(Device& device, const BiasesShape& shape);
 void sum_of_experts(Device& device, const ExpertsShape& shape);
 
 // k and v [tokens, kv_heads, head_dim] into the cache; *lost as Store has it (gpu/cache.h).
@@ -54,6 +59,12 @@ void kv_write(Device& device, const float* k, const float* v, const CacheView& c
 // The same of k before RoPE, and q, of [tokens, heads, head_dim], after it.
 void rope_kv_write(Device& device, const RopeShape& q, const RopeShape& k, const float* v, const CacheView& cache,
                    const std::int32_t* slots, int tokens, std::uint64_t* lost);
+// The state after the step goes where `writes` says.
+void causal_conv(Device& device, const ConvShape& shape);
+void decay(Device& device, const float* a, const float* bias, const float* rate, bool of_log, int rows, int n,
+           float* out);
+void delta_rule(Device& device, const DeltaRuleShape& shape);
+
 // With digits head_dim is a multiple of 32.
 void attention(Device& device, const AttentionShape& shape, const DigitsToo& digits);
 

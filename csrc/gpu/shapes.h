@@ -50,13 +50,30 @@ struct LinearShape {
     KARAT_INLINE int x_row(int token) const { return chosen.matrices ? token / chosen.per_row : token; }
 };
 
-// x [tokens, heads, head_dim]; cos and sin are [positions, head_dim / 2].
+// x [tokens, heads, head_dim]; cos and sin are [positions, half].
 struct RopeShape {
     const float* x;
     const std::int32_t* positions;
     const float *cos, *sin;
     float* out;
-    int tokens, heads, head_dim;
+    int tokens, heads, head_dim, half;
+};
+
+// The experts of each row of logits [rows, experts], as Routing says: ids and weights [rows, chosen].
+struct RouteShape {
+    const float* logits;
+    int rows, experts;
+    Routing how;
+    float* scratch;  // [rows, 3, experts]
+    std::int32_t* ids;
+    float* weights;
+};
+
+struct BiasesShape {
+    Chosen chosen;
+    float* pairs;         // [count of ids, columns]: products
+    const float* biases;  // [experts, columns]
+    int num_pairs, columns;
 };
 
 struct ExpertsShape {
@@ -78,8 +95,9 @@ struct AttentionShape {
     float* parts;    // [tokens of the launch, heads, num_splits, head_dim, then total and top]
     float* out;      // [tokens, heads, head_dim]
     int num_heads, group_heads, first_head;
-    float scale;
-    int window;     // 0: all
+    float scale, cap;    // cap 0: none
+    const float* sinks;  // null, or [heads]
+    int window;          // 0: all
     float* scores;  // null, or [heads, tokens of sequence score_seq, score_context] of scaled scores, for observers
     int score_seq, score_context;
 
@@ -102,6 +120,28 @@ struct AttentionShape {
 
 // Ranks of a row that one block of threads sorts, and the most that it leaves of them.
 inline constexpr int kRankedAtOnce = 4096, kMostLargest = 1024;
+
+// A convolution over the last tokens of each sequence (ConvArgs in contract/kernels.h). A slot of the state has the
+// taps - 1 rows before a step, the oldest first; a sequence reads slot reads[seq], or zeros where that is -1, and
+// writes slot writes[seq].
+struct ConvShape {
+    const float *x, *weight, *bias;  // [tokens, channels], [channels, taps], [channels] or null
+    float* state;                    // [slots, taps - 1, channels]
+    const std::int32_t *query_starts, *reads, *writes;
+    int tokens, seqs, taps, channels;
+    bool silu;
+    float* out;
+};
+
+// The gated delta rule (DeltaRuleArgs in contract/kernels.h), with slots as above.
+struct DeltaRuleShape {
+    const float *q, *k, *v, *decay, *beta;
+    float* state;  // [slots, heads, k_dim, v_dim]
+    const std::int32_t *query_starts, *reads, *writes;
+    const std::int32_t* key_head_of;  // [heads]
+    int seqs, key_heads, heads, k_dim, v_dim;
+    float* out;
+};
 
 struct LargestShape {
     const float* x;  // [rows, columns], all finite

@@ -1,6 +1,6 @@
 // Recurrent layers: the causal convolution, the decay of a state, and the gated delta rule (kernels.h).
 #include "kernels/kernels_isa.h"
-#include "simd/exp.h"
+#include "simd/decay.h"
 #include "simd/simd.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
@@ -52,37 +52,13 @@ void causal_conv(const ConvArgs& a, std::size_t first, std::size_t last) {
 
 // ---- decay ----------------------------------------------------------------------------------------------------------
 
-namespace {
-
-// log(1 + x) for 0 <= x <= 1, within 2 units in the last place: 2 artanh(s) with s = x / (2 + x) <= 1/3, of whose
-// series the terms to s^15 are summed. The first that is left out is below 2^-29 of the sum.
-KARAT_INLINE f32x16 log_of_one_plus(f32x16 x) {
-    const f32x16 s = x / (set1(2.0f) + x), square = s * s, twice = s + s;
-    f32x16 rest = set1(0x1.111112p-4f);                                          // 1/15
-    constexpr float terms[] = {0x1.3b13b2p-4f, 0x1.745d18p-4f, 0x1.c71c72p-4f,   // 1/13, 1/11, 1/9
-                               0x1.24924ap-3f, 0x1.99999ap-3f, 0x1.555556p-2f};  // 1/7, 1/5, 1/3
-    for (const float term : terms) rest = fma(rest, square, set1(term));
-    return fma(twice * square, rest, twice);
-}
-
-}  // namespace
-
 void decay(const float* a, const float* bias, const float* rate, bool of_log, float* out, std::size_t rows,
            std::size_t n) {
     for (std::size_t row = 0; row < rows; ++row, a += n, out += n)
         for (std::size_t i = 0; i < n; i += kLanes) {
             const int count = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
-            f32x16 rates[] = {load_first(rate + i, count)};
-            if (of_log) {
-                exp(rates);
-                rates[0] = zero() - rates[0];
-            }
             const f32x16 y = load_first(a + i, count) + load_first(bias + i, count);
-            f32x16 power[] = {select(y < zero(), y, zero() - y)};
-            exp_of_no_positive(power);
-            f32x16 result[] = {rates[0] * (larger(zero(), y) + log_of_one_plus(power[0]))};
-            exp(result);
-            store_first(out + i, result[0], count);
+            store_first(out + i, decay_of(y, load_first(rate + i, count), of_log), count);
         }
 }
 

@@ -27,6 +27,8 @@ public:
         write(made, from);
         return made;
     }
+    // float32 of any values.
+    Array floats(const Lengths& shape) const { return empty(shape); }
     template <class T>
     void write(const Array& to, In<T> from) {
         require(to.size() == from.size() && to.is_float() == std::is_same_v<T, float>, "an array to write to");
@@ -107,12 +109,19 @@ public:
                       narrow(weight.size()), made.first.floats(), digits_too(made, activations));
         return made;
     }
+    Array l2_norm(const Array& x, double eps, float factor) {
+        require(x.ndim() > 0 && x.shape(x.ndim() - 1) > 0, "x");
+        Array out = like(x);
+        const std::size_t n = x.shape(x.ndim() - 1);
+        gpu::l2_norm(device_, x.floats(), static_cast<float>(eps), factor, narrow(x.size() / n), narrow(n),
+                     out.floats());
+        return out;
+    }
     WithDigits silu_mul(const Array& gate, const Array& up, int activations) {
-        require(gate.size() == up.size() && up.ndim() > 0, "gate");
-        WithDigits made = with_digits(up.shape(), up.shape(up.ndim() - 1), activations);
-        gpu::silu_mul(device_, gate.floats(), up.floats(), narrow(up.size()), made.first.floats(),
-                      digits_too(made, activations));
-        return made;
+        return gated(gpu::silu_mul, gate, up, activations);
+    }
+    WithDigits gelu_mul(const Array& gate, const Array& up, int activations) {
+        return gated(gpu::gelu_mul, gate, up, activations);
     }
     Array sigmoid_mul(const Array& x, const Array& gate) {
         require(gate.size() > 0 && x.size() % gate.size() == 0, "gate");
@@ -144,26 +153,66 @@ public:
         return out;
     }
 
+    Array soft_cap(const Array& x, float cap) {
+        Array out = like(x);
+        gpu::soft_cap(device_, x.floats(), cap, narrow(x.size()), out.floats());
+        return out;
+    }
+    // Parts of `sizes` of each row, whose `groups` equal pieces have their share of each.
+    std::vector<Array> split(const Array& x, const std::vector<std::size_t>& sizes, std::size_t groups) {
+        require(x.ndim() > 0 && x.shape(0) > 0 && groups > 0, "x");
+        const std::size_t rows = x.shape(0), row = x.size() / rows;
+        require(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}) == row, "sizes");
+        std::vector<Array> made;
+        std::size_t first = 0;
+        for (const std::size_t size : sizes) {
+            require(size > 0 && size % groups == 0, "sizes");
+            made.push_back(empty({rows, size}));
+            gpu::split_part(device_, x.floats(), narrow(row / groups), narrow(first), narrow(size / groups),
+                            narrow(rows * size), made.back().floats());
+            first += size / groups;
+        }
+        return made;
+    }
+
     Array rope(const Array& x, const Array& positions, const Array& cos, const Array& sin) {
         Array out = like(x);
         gpu::rope(device_, rope_shape(x, positions, cos, sin, &out));
         return out;
     }
 
-    // Ids and weights, each [rows, chosen].
-    std::pair<Array, Array> route(const Array& logits, std::size_t chosen, bool renormalised) {
+    // Ids and weights, each [rows, chosen]; `bias` and `scales` are of the experts.
+    std::pair<Array, Array> route(const Array& logits, std::size_t chosen, bool by_sigmoid, bool renormalised,
+                                  std::size_t groups, std::size_t chosen_groups, float outside, float plus, float least,
+                                  float scale, const std::optional<Array>& bias, const std::optional<Array>& scales) {
         require(logits.ndim() == 2 && chosen >= 1 && chosen <= logits.shape(1), "logits");
+        require(groups >= 1 && logits.shape(1) % groups == 0 && chosen_groups <= groups, "groups");
+        const std::size_t experts = logits.shape(1);
+        require((!bias || bias->size() == experts) && (!scales || scales->size() == experts), "bias and scales");
         const Lengths shape{logits.shape(0), chosen};
         std::pair<Array, Array> made{empty(shape, false), empty(shape)};
-        gpu::route(device_, logits.floats(), narrow(logits.shape(0)), narrow(logits.shape(1)), narrow(chosen),
-                   renormalised, made.first.integers(), made.second.floats());
+        const Array scratch = empty({logits.shape(0), 3, experts});
+        const Routing how{chosen,
+                          by_sigmoid,
+                          renormalised,
+                          groups,
+                          chosen_groups,
+                          outside,
+                          plus,
+                          least,
+                          scale,
+                          bias ? bias->floats() : nullptr,
+                          scales ? scales->floats() : nullptr};
+        gpu::route(device_, {logits.floats(), narrow(logits.shape(0)), narrow(experts), how, scratch.floats(),
+                             made.first.integers(), made.second.floats()});
         return made;
     }
 
-    // Leaves are ends among the matrices, of which the first is that of id `first`.
+    // Leaves are ends among the matrices, of which the first is that of id `first`. `biases` are none, or those of
+    // gates, ups and downs, each [experts, rows].
     Array experts(const Array& x, const Array& ids, const Array& weights, const MatrixTable& gates,
                   const MatrixTable& ups, const MatrixTable& downs, int first, const std::vector<int>& leaves,
-                  int activations) {
+                  int activations, const std::vector<Array>& biases, std::optional<std::pair<float, float>> clamp) {
         const std::size_t inner = gates.first().matrix().rows;
         require(x.ndim() == 2 && ids.ndim() == 2 && ids.shape(0) == x.shape(0) && weights.size() == ids.size(), "x");
         require(ups.count() == gates.count() && downs.count() == gates.count(), "experts");
@@ -172,20 +221,28 @@ public:
                     "gates and ups");
         require(downs.first().matrix().rows == x.shape(1) && downs.first().matrix().columns == inner, "downs");
         require_leaves(leaves);
+        require(biases.empty() || biases.size() == 3, "biases");
         const int rows = narrow(x.shape(0)), per_row = narrow(ids.shape(1)), pairs = rows * per_row;
         const Array gate = empty({ids.size(), inner}), up = empty({ids.size(), inner});
         const Array down = empty({ids.size(), x.shape(1)}), out = like(x);
-        const auto multiplied = [&](const MatrixTable& table, const Array& from, int of_row, const Array& to) {
+        const auto multiplied = [&](const MatrixTable& table, const Array& from, int of_row, const Array& to,
+                                    std::size_t number) {
             gpu::LinearShape shape = table.first().shape(pairs, to.floats());
             shape.chosen = {table.places(), ids.integers(), first, table.count(), of_row};
             const Matrix& matrix = table.first().matrix();
             const auto digits = matrix.in_blocks() ? std::optional(quantise(from, activations)) : std::nullopt;
             launch_layers(matrix, shape, from, digits, activations);
+            if (biases.empty()) return;
+            require(biases[number].size() == static_cast<std::size_t>(table.count()) * to.shape(1), "biases");
+            gpu::add_biases(device_, {shape.chosen, to.floats(), biases[number].floats(), pairs, narrow(to.shape(1))});
         };
-        multiplied(gates, x, per_row, gate);
-        multiplied(ups, x, per_row, up);
-        gpu::silu_mul(device_, gate.floats(), up.floats(), narrow(gate.size()), gate.floats(), {});
-        multiplied(downs, gate, 1, down);
+        multiplied(gates, x, per_row, gate, 0);
+        multiplied(ups, x, per_row, up, 1);
+        const int count = narrow(gate.size());
+        if (clamp)
+            gpu::clamped_mul(device_, gate.floats(), up.floats(), clamp->first, clamp->second, count, gate.floats());
+        else gpu::silu_mul(device_, gate.floats(), up.floats(), count, gate.floats(), {});
+        multiplied(downs, gate, 1, down, 2);
         gpu::ExpertsShape shape{{nullptr, ids.integers(), first, gates.count(), per_row},
                                 rows,
                                 narrow(x.shape(1)),
@@ -196,6 +253,46 @@ public:
                                 out.floats()};
         std::copy(leaves.begin(), leaves.end(), shape.leaf_ends);
         gpu::sum_of_experts(device_, shape);
+        return out;
+    }
+
+    // The state [slots, taps - 1, channels] and slots as in gpu/shapes.h. weight: [channels, taps]
+    Array causal_conv(const Array& x, const Array& weight, const std::optional<Array>& bias, const Array& state,
+                      const Array& query_starts, const Array& reads, const Array& writes, bool silu) {
+        require(x.ndim() == 2 && state.ndim() == 3 && state.shape(2) == x.shape(1), "x");
+        const std::size_t taps = state.shape(1) + 1, seqs = reads.size();
+        require(weight.size() == taps * x.shape(1) && (!bias || bias->size() == x.shape(1)), "weight");
+        require(writes.size() == seqs && query_starts.size() == seqs + 1, "slots");
+        Array out = like(x);
+        gpu::causal_conv(device_, {x.floats(), weight.floats(), bias ? bias->floats() : nullptr, state.floats(),
+                                   query_starts.integers(), reads.integers(), writes.integers(), narrow(x.shape(0)),
+                                   narrow(seqs), narrow(taps), narrow(x.shape(1)), silu, out.floats()});
+        return out;
+    }
+    Array decay(const Array& a, const Array& bias, const Array& rate, bool of_log) {
+        require(bias.size() > 0 && rate.size() == bias.size() && a.size() % bias.size() == 0, "a");
+        Array out = like(a);
+        gpu::decay(device_, a.floats(), bias.floats(), rate.floats(), of_log, narrow(a.size() / bias.size()),
+                   narrow(bias.size()), out.floats());
+        return out;
+    }
+    // The state is [slots, heads, k_dim, v_dim]; value head h reads key head key_heads[h].
+    Array delta_rule(const Array& q, const Array& k, const Array& v, const Array& decay, const Array& beta,
+                     const Array& state, const Array& query_starts, const Array& reads, const Array& writes,
+                     const Array& key_heads) {
+        require(q.ndim() == 3 && q.shape() == k.shape() && v.ndim() == 3 && v.shape(0) == q.shape(0), "q");
+        const std::size_t heads = v.shape(1), seqs = reads.size();
+        require(state.ndim() == 4 && state.shape(1) == heads && state.shape(2) == q.shape(2) &&
+                    state.shape(3) == v.shape(2),
+                "state");
+        require(key_heads.size() == heads && decay.size() == v.shape(0) * heads && beta.size() == decay.size(),
+                "heads");
+        require(writes.size() == seqs && query_starts.size() == seqs + 1, "slots");
+        Array out = empty({v.shape(0), heads * v.shape(2)});
+        gpu::delta_rule(
+            device_, {q.floats(), k.floats(), v.floats(), decay.floats(), beta.floats(), state.floats(),
+                      query_starts.integers(), reads.integers(), writes.integers(), key_heads.integers(), narrow(seqs),
+                      narrow(q.shape(1)), narrow(heads), narrow(q.shape(2)), narrow(v.shape(2)), out.floats()});
         return out;
     }
 
@@ -223,7 +320,8 @@ public:
     // [heads, tokens of sequence score_seq, its context]: those of visible keys are written.
     WithDigits attention(const Array& q, const DeviceCache& cache, const Array& positions, const Array& query_starts,
                          const Array& block_tables, int splits, int block_size, int group_heads, int first_head,
-                         float scale, int window, std::optional<Out<float>> scores, int score_seq, int activations) {
+                         float scale, float cap, const std::optional<Array>& sinks, int window,
+                         std::optional<Out<float>> scores, int score_seq, int activations) {
         require(q.ndim() == 3 && q.shape(0) == positions.size(), "q");
         require(q.shape(2) == static_cast<std::size_t>(cache.head_dim), "head_dim");
         require(block_tables.ndim() == 2 && query_starts.size() == block_tables.shape(0) + 1, "block_tables");
@@ -244,6 +342,9 @@ public:
         shape.group_heads = group_heads;
         shape.first_head = first_head;
         shape.scale = scale;
+        shape.cap = cap;
+        require(!sinks || sinks->size() == q.shape(1), "sinks");
+        shape.sinks = sinks ? sinks->floats() : nullptr;
         shape.window = window;
         const GilReleased released;
         std::optional<gpu::DeviceMemory> shown;
@@ -338,13 +439,27 @@ private:
         require(digits && digits->shape() == Lengths{x.shape(0), digit_words(x.shape(1), activations)}, "digits");
         gpu::integer_linear(device_, matrix.format, width_of(activations), shape, bytes_of(*digits), rows);
     }
+    template <class Launch>
+    WithDigits gated(const Launch& launch, const Array& gate, const Array& up, int activations) {
+        require(gate.size() == up.size() && up.ndim() > 0, "gate");
+        WithDigits made = with_digits(up.shape(), up.shape(up.ndim() - 1), activations);
+        launch(device_, gate.floats(), up.floats(), narrow(up.size()), made.first.floats(),
+               digits_too(made, activations));
+        return made;
+    }
     static gpu::RopeShape rope_shape(const Array& x, const Array& positions, const Array& cos, const Array& sin,
                                      const Array* out) {
         require(x.ndim() == 3 && x.shape(0) == positions.size(), "x");
-        require(cos.ndim() == 2 && cos.size() == sin.size() && 2 * cos.shape(1) == x.shape(2), "cos");
-        return {
-            x.floats(),         positions.integers(), cos.floats(),      sin.floats(), out ? out->floats() : nullptr,
-            narrow(x.shape(0)), narrow(x.shape(1)),   narrow(x.shape(2))};
+        require(cos.ndim() == 2 && cos.size() == sin.size() && 2 * cos.shape(1) <= x.shape(2), "cos");
+        return {x.floats(),
+                positions.integers(),
+                cos.floats(),
+                sin.floats(),
+                out ? out->floats() : nullptr,
+                narrow(x.shape(0)),
+                narrow(x.shape(1)),
+                narrow(x.shape(2)),
+                narrow(cos.shape(1))};
     }
 
     static void require_leaves(const std::vector<int>& leaves) {

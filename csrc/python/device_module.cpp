@@ -42,6 +42,7 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def_prop_ro("free_bytes", &D::free_bytes)
         .def("array", &D::array<float>, "values"_a)
         .def("array", &D::array<std::int32_t>, "values"_a)
+        .def("floats", &D::floats, "shape"_a)
         .def("write", &D::write<float>, "to"_a, "values"_a)
         .def("write", &D::write<std::int32_t>, "to"_a, "values"_a)
         .def("fill", &D::fill, "to"_a, "byte"_a)
@@ -55,22 +56,32 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def("embedding", &D::embedding, "table"_a, "ids"_a)
         .def("select_rows", &D::select_rows, "x"_a, "rows"_a)
         .def("rms_norm", &D::rms_norm, "x"_a, "weight"_a, "eps"_a, "activations"_a)
+        .def("l2_norm", &D::l2_norm, "x"_a, "eps"_a, "factor"_a)
         .def("silu_mul", &D::silu_mul, "gate"_a, "up"_a, "activations"_a)
+        .def("gelu_mul", &D::gelu_mul, "gate"_a, "up"_a, "activations"_a)
         .def("sigmoid_mul", &D::sigmoid_mul, "x"_a, "gate"_a)
         .def("add", &D::add, "x"_a, "y"_a)
         .def("mul", &D::mul, "x"_a, "y"_a)
         .def("sigmoid", &D::sigmoid, "x"_a)
         .def("scale", &D::scale, "x"_a, "factor"_a)
+        .def("soft_cap", &D::soft_cap, "x"_a, "cap"_a)
+        .def("split", &D::split, "x"_a, "sizes"_a, "groups"_a)
         .def("rope", &D::rope, "x"_a, "positions"_a, "cos"_a, "sin"_a)
-        .def("route", &D::route, "logits"_a, "chosen"_a, "renormalised"_a)
+        .def("route", &D::route, "logits"_a, "chosen"_a, "by_sigmoid"_a, "renormalised"_a, "groups"_a,
+             "chosen_groups"_a, "outside"_a, "plus"_a, "least"_a, "scale"_a, "bias"_a.none(), "scales"_a.none())
         .def("experts", &D::experts, "x"_a, "ids"_a, "weights"_a, "gates"_a, "ups"_a, "downs"_a, "first"_a, "leaves"_a,
-             "activations"_a)
+             "activations"_a, "biases"_a, "clamp"_a.none())
+        .def("causal_conv", &D::causal_conv, "x"_a, "weight"_a, "bias"_a.none(), "state"_a, "query_starts"_a, "reads"_a,
+             "writes"_a, "silu"_a)
+        .def("decay", &D::decay, "a"_a, "bias"_a, "rate"_a, "of_log"_a)
+        .def("delta_rule", &D::delta_rule, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a, "state"_a, "query_starts"_a,
+             "reads"_a, "writes"_a, "key_heads"_a)
         .def("kv_write", &D::kv_write, "k"_a, "v"_a, "cache"_a, "slots"_a, "lost"_a)
         .def("rope_kv_write", &D::rope_kv_write, "q"_a, "k"_a, "v"_a, "positions"_a, "cos"_a, "sin"_a, "cache"_a,
              "slots"_a, "lost"_a)
         .def("attention", &D::attention, "q"_a, "cache"_a, "positions"_a, "query_starts"_a, "block_tables"_a,
-             "splits"_a, "block_size"_a, "group_heads"_a, "first_head"_a, "scale"_a, "window"_a, "scores"_a.none(),
-             "score_seq"_a, "activations"_a)
+             "splits"_a, "block_size"_a, "group_heads"_a, "first_head"_a, "scale"_a, "cap"_a, "sinks"_a.none(),
+             "window"_a, "scores"_a.none(), "score_seq"_a, "activations"_a)
         .def("finite_argmax", &D::finite_argmax, "logits"_a, "tops"_a)
         .def("largest", &D::largest, "logits"_a, "kept"_a);
     nb::class_<DeviceMatrix>(m, "DeviceMatrix")

@@ -64,11 +64,14 @@ KARAT_INLINE T value_at(const void* p) {
 #endif
 }
 
+inline constexpr int kLanes = 1;
 struct f32x16 { float v; };
 struct i32x16 { std::uint32_t v; };  // unsigned: sums wrap
 struct mask16 { bool v; };
 
 KARAT_INLINE f32x16 load(const float* p) { return {value_at<float>(p)}; }
+KARAT_INLINE f32x16 load_first(const float* p, int) { return load(p); }
+KARAT_INLINE void store_first(float* p, f32x16 a, int) { *p = a.v; }
 KARAT_INLINE f32x16 load_f16(const void* p) { return {float_of_f16(value_at<std::uint16_t>(p))}; }
 KARAT_INLINE f32x16 load_bf16(const void* p) {
     return {float_of(static_cast<std::uint32_t>(value_at<std::uint16_t>(p)) << 16)};

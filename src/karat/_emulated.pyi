@@ -46,6 +46,7 @@ class Device:
     def array(self, values: NDArray[numpy.float32]) -> Array: ...
     @overload
     def array(self, values: NDArray[numpy.int32]) -> Array: ...
+    def floats(self, shape: Sequence[int]) -> Array: ...
     @overload
     def write(self, to: Array, values: NDArray[numpy.float32]) -> None: ...
     @overload
@@ -69,14 +70,32 @@ class Device:
     def embedding(self, table: DeviceMatrix, ids: Array) -> Array: ...
     def select_rows(self, x: Array, rows: Array) -> Array: ...
     def rms_norm(self, x: Array, weight: Array, eps: float, activations: int) -> tuple[Array, Array | None]: ...
+    def l2_norm(self, x: Array, eps: float, factor: float) -> Array: ...
     def silu_mul(self, gate: Array, up: Array, activations: int) -> tuple[Array, Array | None]: ...
+    def gelu_mul(self, gate: Array, up: Array, activations: int) -> tuple[Array, Array | None]: ...
     def sigmoid_mul(self, x: Array, gate: Array) -> Array: ...
     def add(self, x: Array, y: Array) -> Array: ...
     def mul(self, x: Array, y: Array) -> Array: ...
     def sigmoid(self, x: Array) -> Array: ...
     def scale(self, x: Array, factor: float) -> Array: ...
+    def soft_cap(self, x: Array, cap: float) -> Array: ...
+    def split(self, x: Array, sizes: Sequence[int], groups: int) -> list[Array]: ...
     def rope(self, x: Array, positions: Array, cos: Array, sin: Array) -> Array: ...
-    def route(self, logits: Array, chosen: int, renormalised: bool) -> tuple[Array, Array]: ...
+    def route(
+        self,
+        logits: Array,
+        chosen: int,
+        by_sigmoid: bool,
+        renormalised: bool,
+        groups: int,
+        chosen_groups: int,
+        outside: float,
+        plus: float,
+        least: float,
+        scale: float,
+        bias: Array | None,
+        scales: Array | None,
+    ) -> tuple[Array, Array]: ...
     def experts(
         self,
         x: Array,
@@ -88,6 +107,33 @@ class Device:
         first: int,
         leaves: Sequence[int],
         activations: int,
+        biases: Sequence[Array],
+        clamp: tuple[float, float] | None,
+    ) -> Array: ...
+    def causal_conv(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        state: Array,
+        query_starts: Array,
+        reads: Array,
+        writes: Array,
+        silu: bool,
+    ) -> Array: ...
+    def decay(self, a: Array, bias: Array, rate: Array, of_log: bool) -> Array: ...
+    def delta_rule(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        decay: Array,
+        beta: Array,
+        state: Array,
+        query_starts: Array,
+        reads: Array,
+        writes: Array,
+        key_heads: Array,
     ) -> Array: ...
     def kv_write(self, k: Array, v: Array, cache: DeviceCache, slots: Array, lost: Array) -> None: ...
     def rope_kv_write(
@@ -114,6 +160,8 @@ class Device:
         group_heads: int,
         first_head: int,
         scale: float,
+        cap: float,
+        sinks: Array | None,
         window: int,
         scores: NDArray[numpy.float32] | None,
         score_seq: int,

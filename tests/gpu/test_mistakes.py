@@ -182,9 +182,42 @@ MISTAKES = {
         "(MISTAKE ? row <= wide_rows : row < wide_rows) ? kPanelRows : size",
     ),
     "of equal experts the larger id": (
-        "experts.h",
+        "../simd/routing.h",
         "return a > b || (a == a",
         "return (MISTAKE ? a >= b : a > b) || (a == a",
+    ),
+    "a bias of the first expert": (
+        "experts.h",
+        "static_cast<std::size_t>(expert) * a.columns + i % a.columns",
+        "static_cast<std::size_t>(MISTAKE ? 0 : expert) * a.columns + i % a.columns",
+    ),
+    "a sink that weighs nothing": (
+        "attention.h",
+        "total = has_sink ? 1.0f : part[dim]",
+        "total = has_sink ? (MISTAKE ? 0.0f : 1.0f) : part[dim]",
+    ),
+    "a cap before the scale": (
+        "attention.h",
+        "capped(set1(sums[thread].v[r]), set1(a.cap)).v;",
+        "(MISTAKE ? capped(set1(sums[thread].v[r] / a.scale), set1(a.cap)).v * a.scale\n"
+        "         : capped(set1(sums[thread].v[r]), set1(a.cap)).v);",
+    ),
+    "a delta that decays after it was added": (
+        "recurrence.h",
+        "after[place] = fma(value_at<float>(a.k + key + row), change, decay * (before ? before[place] : 0.0f));",
+        "after[place] = MISTAKE\n"
+        "    ? decay * fma(value_at<float>(a.k + key + row), change, before ? before[place] : 0.0f)\n"
+        "    : fma(value_at<float>(a.k + key + row), change, decay * (before ? before[place] : 0.0f));",
+    ),
+    "a convolution that begins with the slot that is written": (
+        "recurrence.h",
+        "const int from = a.reads[seq];\n        if (from < 0) return 0;",
+        "const int from = MISTAKE ? a.writes[seq] : a.reads[seq];\n        if (a.reads[seq] < 0) return 0;",
+    ),
+    "numbers behind the turned ones that are left out": (
+        "elementwise.h",
+        "if (pair >= half) return {at + half, value_at<float>(x + at + half), 0, false};",
+        "if (pair >= half) return {at + half, MISTAKE ? 0.0f : value_at<float>(x + at + half), 0, false};",
     ),
     "experts in the order in which they were chosen": (
         "experts.h",

@@ -22,23 +22,17 @@ from karat.errors import CapacityError, ExecutorError, NumericsError
 from karat.ops import device, device_ops
 from karat.ops.api import (
     OPS,
-    CausalConv,
     Clamp,
-    Decay,
-    DeltaRule,
     GatherColumns,
-    GeluMul,
+    Groups,
     HeadGroups,
-    L2Norm,
     PagedAttention,
     Routing,
     Single,
-    SoftCap,
-    Split,
     Tensor,
 )
 from karat.ops.device import EmulatedOps, missing
-from karat.ops.executor import CacheSpec, Executor
+from karat.ops.executor import CacheSpec, Executor, StateSpec
 from karat.ops.leaves import leaf_ends
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.rows import finite_argmax, largest
@@ -48,6 +42,7 @@ from tests.support.activations import rows_of_all_kinds
 from tests.support.drawn import some
 from tests.support.integer_digests import NAMES, digest, stated
 from tests.support.seed import SEED
+from tests.support.state_steps import random_cuts, steps_of
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 from tests.support.weights import random_blocks
 
@@ -167,26 +162,38 @@ def values(rng: np.random.Generator, *shape: int) -> F32:
 def test_ops_on_elements_and_rows() -> None:
     rng = rng_of()
     for _ in range(5):
-        rows, n = int(rng.integers(1, 5)), 2 * int(rng.integers(1, 150))
+        rows, n = int(rng.integers(1, 5)), 2 * int(rng.integers(3, 150))
         x, y = values(rng, rows, n), values(rng, rows, n)
         gates, heads = values(rng, rows, 2), values(rng, rows, 3, n)
         weight, eps = vector(rng.standard_normal(n).astype(np.float32)), float(rng.choice([1e-5, 1e-6]))
         whole = vector(rng.standard_normal(3 * n).astype(np.float32))  # a norm over all heads
         batch = plain(rng.integers(0, 9, rows).tolist())
-        rope = RopeConfig(theta=10000.0)
+        rope, turned, part = RopeConfig(theta=10000.0), 2 * int(rng.integers(1, n // 2 + 1)), int(rng.integers(1, n))
+        factor, cap, of_log = float(rng.standard_normal()), float(rng.choice([0.5, 30.0])), bool(rng.integers(2))
+        rate = vector(rng.standard_normal(n).astype(np.float32))
         with np.errstate(all="ignore"):
             results = [
                 (
                     ops.rms_norm(x, ops.load(weight), eps, name="op"),
                     ops.rms_norm(heads, ops.load(whole), eps, name="op"),
+                    ops.rms_norm(x, ops.load(weight), eps, plus_one=True, name="op"),
+                    ops.l2_norm(heads, eps, factor, name="op"),
                     ops.silu_mul(x, y, name="op"),
+                    ops.gelu_mul(x, y, name="op"),
+                    ops.soft_cap(x, cap, name="op"),
                     ops.sigmoid_mul(x, gates, name="op"),
                     ops.sigmoid_mul(x, y, name="op"),
                     ops.add(x, y, name="op"),
                     ops.mul(x, y, name="op"),
                     ops.sigmoid(x, name="op"),
                     ops.scale(x, 1 / 3, name="op"),
-                    ops.rope(heads, ops.rope_table(rope, head_dim=n, num_positions=rows), batch, name="op"),
+                    *(
+                        ops.rope(heads, ops.rope_table(rope, head_dim=dim, num_positions=rows), batch, name="op")
+                        for dim in (n, turned)
+                    ),
+                    *ops.split(heads, ((3, part), (n - part,), (2, n - part)), names=("a", "b", "c")),
+                    *ops.split(x, ((2, n // 4 + 1), (n - 2 * (n // 4 + 1),)), groups=2, names=("a", "b")),
+                    ops.decay(x, *(ops.load(each) for each in (weight, rate)), of_log=of_log, name="op"),
                     ops.select_rows(x, batch, name="op"),
                 )
                 for ops in both()
@@ -227,11 +234,12 @@ def steps(rng: np.random.Generator, lens: list[int], block_size: int) -> tuple[l
     return made, len(order)
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("window", [None, 200])
-def test_attention(kv_dtype: Any, window: int | None) -> None:
+@pytest.mark.parametrize(("kv_dtype", "cap"), [("float32", 0.4), ("float16", None), ("bfloat16", None)])
+@pytest.mark.parametrize(("window", "has_sinks"), [(None, False), (200, True)])
+def test_attention(kv_dtype: Any, cap: float | None, window: int | None, has_sinks: bool) -> None:
     """A prompt and a decode step over two splits, with groups that are cut, and scores for observers."""
     rng = rng_of(kv_dtype, window)
+    sinks = vector(rng.standard_normal(4).astype(np.float32)) if has_sinks else None
     batches, blocks = steps(rng, [int(rng.integers(257, 280)), 5], 16)
     dim, groups, kv_heads, heads = 2 * int(rng.integers(4, 12)), HeadGroups(3, 1), 2, 4
     spec = CacheSpec(
@@ -245,19 +253,19 @@ def test_attention(kv_dtype: Any, window: int | None) -> None:
     results = []
     for ops in both():
         cache = ops.new_cache([spec])[0][1]
+        given: Any = {"groups": groups, "cap": cap, "sinks": None if sinks is None else ops.load(sinks), "name": "op"}
         shown: list[F32] = []
         made: list[F32] = []
         for batch, (q, k, v) in zip(batches, inputs, strict=True):
             ops.kv_write(k, v, cache, batch)
-            made.append(ops.paged_attention(q, cache, batch, name="op", scale=0.3, window=window, groups=groups))
+            made.append(ops.paged_attention(q, cache, batch, scale=0.3, window=window, **given))
         ops.paged_attention(
             inputs[1][0],
             cache,
             batches[1],
-            name="op",
             scale=0.3,
             window=window,
-            groups=groups,
+            **given,
             observe=lambda name, value, shown=shown: shown.append(value),  # type: ignore[misc]
         )
         results.append([*made, *shown])
@@ -311,9 +319,6 @@ def test_weights_are_read_back_as_they_were_stored() -> None:
         np.testing.assert_array_equal(held.data, weight.stored)
 
 
-RECURRENT = {CausalConv, Decay, DeltaRule, L2Norm, Split}  # of layers that keep states
-
-
 def test_the_first_of_the_largest_logits() -> None:
     """As rows.finite_argmax has it: of equal ones the first, zeros of both signs equal; what is not finite is told."""
     rng = rng_of()
@@ -358,24 +363,37 @@ class NewOp(Single):
 
 def test_every_op_has_a_function_or_is_refused_by_name() -> None:
     """Or is told apart before: attention by its observer, columns by DeviceOps, which exchanges them between ranks."""
-    told_apart = {PagedAttention, GatherColumns, GeluMul, SoftCap} | RECURRENT
-    assert {*OPS} - {*device_ops._FUNCTIONS, *device_ops._WITH_DIGITS} == told_apart
+    assert {*OPS} - {*device_ops._FUNCTIONS, *device_ops._WITH_DIGITS} == {PagedAttention, GatherColumns}
     with pytest.raises(ExecutorError, match=r"^NewOp: a GPU has no kernels for this op yet$"):
         both()[1].apply(NewOp(np.ones((2, 4), np.float32), name="op"))
 
 
 @pytest.mark.parametrize("renormalised", [True, False])
-def test_routes(renormalised: bool) -> None:
-    """Of logits of every kind: the largest first, of equal ones the smaller id, NaN last."""
-    rng = rng_of(renormalised)
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_routes(renormalised: bool, score: Any, is_plain: bool) -> None:
+    """Of logits of every kind: the largest first, of equal ones the smaller id, NaN last; biases, groups and scales."""
+    rng = rng_of(renormalised, score, is_plain)
     for _ in range(4):
-        experts = int(rng.integers(1, 40))
+        groups = int(rng.integers(1, 5))
+        experts = int(rng.integers(1, 40)) * groups
         logits = rng.integers(-4, 4, (5, experts)).astype(np.float32) * np.float32(0.7)
         logits[0, rng.integers(0, experts)] = rng.choice([np.nan, np.inf, -np.inf, -0.0])
-        chosen = int(rng.integers(1, experts + 1))
+        taking_part = int(rng.integers(1, groups + 1))
+        chosen = int(rng.integers(1, experts // groups * taking_part + 1))
+        bias, scales = (vector(rng.standard_normal(experts).astype(np.float32)) for _ in range(2))
+        more = {"plus": 1e-6, "least": float(rng.choice([0.0, 0.4])), "scale": 2.5}
+        if not is_plain:
+            more["groups"] = Groups(groups, taking_part, float(rng.choice([0.0, -np.inf])))
         with np.errstate(all="ignore"):
             (want, want_weights), (got, got_weights) = (
-                ops.route(logits, Routing(chosen, renormalised=renormalised), names=("ids", "weights"))
+                ops.route(
+                    logits,
+                    Routing(chosen, renormalised, score)
+                    if is_plain
+                    else Routing(chosen, renormalised, score, ops.load(bias), scales=ops.load(scales), **more),
+                    names=("ids", "weights"),
+                )
                 for ops in both()
             )
         np.testing.assert_array_equal(values_of(got), want)
@@ -386,7 +404,7 @@ def test_routes(renormalised: bool) -> None:
 @pytest.mark.parametrize("width", NAMES)
 @pytest.mark.parametrize("stored", [("Q4_0", "Q8_0"), ("F16", "Q4_1"), ("Q5_0", "BF16")])
 def test_experts(stored: tuple[str, str], width: Activations) -> None:
-    """One row and several, of a rank that has some of the experts, in one leaf and eight."""
+    """One row and several, of a rank that has some of the experts, in one leaf and eight; with biases and a clamp."""
     rng = rng_of(stored, width)
     hidden, inner, count, first, chosen = 64, 96, int(rng.integers(1, 9)), int(rng.integers(0, 3)), 3
     shapes = [(stored[0], inner, hidden), (stored[0], inner, hidden), (stored[1], hidden, inner)]
@@ -394,6 +412,10 @@ def test_experts(stored: tuple[str, str], width: Activations) -> None:
     ids = np.array([rng.permutation(count + 4)[:chosen] for _ in range(5)], np.int32)
     x, by = rng.standard_normal((5, hidden)).astype(np.float32), rng.random((5, chosen)).astype(np.float32)
     ends = tuple(min(count, leaf) for leaf in range(1, 9))
+    biases = [
+        [vector(rng.standard_normal(size).astype(np.float32)) for _ in range(count)] for size in (inner, inner, hidden)
+    ]
+    clamp = Clamp(limit=2.5, alpha=1.702)
     for leaves in ((count,), (*ends[:-1], count)):
         for rows in (1, 5):
             want, got = (
@@ -404,11 +426,45 @@ def test_experts(stored: tuple[str, str], width: Activations) -> None:
                     *(tuple(map(ops.load, role)) for role in weights),
                     leaves=leaves,
                     first=first,
+                    biases=None if rows == 1 else tuple(tuple(map(ops.load, role)) for role in biases),  # type: ignore[arg-type]
+                    clamp=None if rows == 1 else clamp,
                     name="op",
                 )
                 for ops in both(width)
             )
             assert_same_bits(got, want, f"{rows} rows, {len(leaves)} leaves")
+
+
+def test_layers_that_keep_states() -> None:
+    """Convolutions and the delta rule of three texts in steps, each from the slots that its steps before wrote."""
+    rng = rng_of()
+    for _ in range(4):
+        lens = [int(n) for n in rng.integers(1, 9, 3)]
+        cuts = random_cuts(int(rng.integers(99)), lens)
+        channels, taps, silu = int(rng.integers(1, 150)), int(rng.integers(2, 6)), bool(rng.integers(2))
+        key_heads, groups, k_dim, v_dim = (int(n) for n in rng.integers(1, [3, 3, 20, 80]))
+        heads = key_heads * groups
+        of = tuple(int(head) for head in rng.integers(0, key_heads, heads))
+        weight, bias = (vector(rng.standard_normal(n).astype(np.float32)) for n in (channels * taps, channels))
+        shapes = ((taps - 1, channels), (heads, k_dim, v_dim))
+        results: list[list[Any]] = [[], []]
+        inputs = [
+            [
+                values(rng, batch.num_tokens, *shape)
+                for shape in ((channels,), *[(key_heads, k_dim)] * 2, (heads, v_dim), (heads,), (heads,))
+            ]
+            for batch, _ in steps_of(lens, cuts)
+        ]
+        for ops, made in zip(both(), results, strict=True):
+            (state,) = ops.new_states(StateSpec(layers=(0,), num_slots=6, shapes=shapes))
+            held = ops.load(weight), state
+            added = None if silu else ops.load(bias)
+            with np.errstate(all="ignore"):
+                for (batch, _), (x, *given) in zip(steps_of(lens, cuts), inputs, strict=True):
+                    made.append(ops.causal_conv(x, *held, batch, bias=added, silu=silu, name="op"))
+                    made.append(ops.delta_rule(*given, state, batch, key_heads=of, name="op"))
+        for want, got in zip(*results, strict=True):
+            assert_same_bits(got, want, f"{lens}, {shapes}")
 
 
 def test_ranks_exchange_by_way_of_the_host() -> None:
@@ -456,21 +512,3 @@ def test_without_the_module_the_error_says_how_to_get_it(monkeypatch: pytest.Mon
     with pytest.raises(ExecutorError, match=r"the cuda-emulated executor is not available: .*`make emulated`"):
         EmulatedOps()
     device._imported.cache_clear()
-
-
-def test_sinks_caps_and_clamped_experts_are_refused_by_name() -> None:
-    ops = both()[1]
-    spec = CacheSpec(layers=(0,), num_blocks=1, block_size=16, num_kv_heads=2, k_dim=8, v_dim=8, dtype="float16")
-    cache, q = ops.new_cache([spec])[0][0], np.ones((1, 2, 8), np.float32)
-    given: dict[str, Any] = {"scale": 1.0, "window": None, "sinks": ops.load(vector(np.ones(2, np.float32)))}
-    with pytest.raises(ExecutorError, match=r"^op: a GPU has no kernels for sinks yet"):
-        ops.paged_attention(q, cache, plain_batch([0]), name="op", **given)
-    with pytest.raises(ExecutorError, match=r"^op: a GPU has no kernels for cap yet"):
-        ops.paged_attention(q, cache, plain_batch([0]), name="op", **given | {"sinks": None, "cap": 50.0})
-    rng = rng_of()
-    gate, up, down = (ops.load(random_blocks("Q8_0", 32, 32, rng)) for _ in range(3))
-    ids, x = np.zeros((1, 1), np.int32), np.ones((1, 32), np.float32)
-    with pytest.raises(ExecutorError, match=r"^op: a GPU has no kernels for clamp yet"):
-        ops.experts(
-            x, ids, x[:, :1], (gate,), (up,), (down,), leaves=(1,), clamp=Clamp(limit=7.0, alpha=1.702), name="op"
-        )

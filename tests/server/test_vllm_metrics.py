@@ -46,6 +46,7 @@ def test_what_a_server_says(server: Running) -> None:
     labels, value = found["vllm:kv_cache_usage_perc"][0]
     assert 0 <= value <= 1 and labels["model_name"] == "karat-embedded"
     assert found["vllm:e2e_request_latency_seconds_count"][0][1] >= 1
+    assert found["karat_device"] == [({"device": "cpu"}, 1)]
 
 
 def test_the_table_of_the_docs_is_this_one() -> None:

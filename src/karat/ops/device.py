@@ -22,8 +22,8 @@ from karat.config import DEFAULT_ACTIVATIONS, Activations, FloatName, RopeConfig
 from karat.errors import CapacityError, DeviceLostError, ExecutorError
 from karat.machine.extension import native
 from karat.ops import api
-from karat.ops.api import Cache, Loaded, Op, Ops, Step, Tensor
-from karat.ops.device_ops import DeviceCache, DeviceKernels, DeviceTable
+from karat.ops.api import Cache, Loaded, Op, Ops, State, Step, Tensor
+from karat.ops.device_ops import DeviceCache, DeviceKernels, DeviceState, DeviceTable
 from karat.ops.device_plan import DevicePlan, is_shared, recorded
 from karat.ops.executor import CacheSpec, Executor, Held, Runner, StateSpec, StepLimits
 from karat.ops.integers import WIDTHS
@@ -207,7 +207,13 @@ class DeviceOps(NativeOps):
         )
 
     def new_states(self, spec: StateSpec) -> tuple[Loaded, ...]:
-        raise ExecutorError("layers with a state: a GPU has no kernels for them yet; --device cpu runs this model")
+        count = sum(layer < self.host_layers for layer in spec.layers)
+        of_host = super().new_states(replace(spec, layers=spec.layers[:count])) if count else ()
+        with self._room(f"states of {self.state_bytes(spec)} bytes"):
+            return of_host + tuple(
+                DeviceState(tuple(self._device.floats([spec.num_slots, *shape]) for shape in spec.shapes))
+                for _ in spec.layers[count:]
+            )
 
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
         """`forward` as a list of launches; called for every step where ranks or the CPU have a part in it."""
@@ -264,9 +270,9 @@ def _is_native(handle: Any) -> bool:
 
 
 def _held_by(op: Op[Any]) -> Any:
-    """The first weight of an op, or its cache, or None: annotations of the record say which arguments these are."""
+    """The first weight of an op, its cache or state, or None: annotations of the record say which these are."""
     for field in fields(op):
-        if field.type in (Loaded, Cache):
+        if field.type in (Loaded, Cache, State):
             return getattr(op, field.name)
         if field.type == tuple[Loaded, ...]:
             return getattr(op, field.name)[0]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,7 @@ from karat.ops.reference import require
 SPLIT_KEYS, DIGIT_COLUMNS = 256, 32  # kSplitKeys, kDigitColumns in csrc/contract
 
 # Arguments of ops.
-_WITHOUT_KERNELS = {
-    api.PagedAttention: ("sinks", "cap"),
-    api.Experts: ("biases", "clamp"),
-    api.RmsNorm: ("plus_one",),
-}
+_WITHOUT_KERNELS: Mapping[type[Op[Any]], tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +33,13 @@ class DeviceCache:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceState:
+    """The arrays [slots, …] that a layer keeps of each sequence."""
+
+    arrays: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTable:
     """Cosines and sines by position [positions, head_dim / 2]."""
 
@@ -46,21 +50,21 @@ class DeviceTable:
 class DeviceStep:
     """A batch in the memory of the device: `flat` is all of it, and columns are views.
 
-    `splits` of attention hold its longest sequence. `ends` is below what the numbers of its columns had to be, by name
-    and cache group.
+    `splits` of attention hold its longest sequence. `ends` is from and below what the numbers of its columns had to be,
+    by name and cache group.
     """
 
     def __init__(self, device: Any, batch: ForwardBatch, splits: int | None = None) -> None:
         self.batch = batch
         self.flat = device.array(batch.flat)
         self.splits = splits or num_splits(batch)
-        self.ends: dict[tuple[str, int], int] = {}
+        self.ends: dict[tuple[str, int], tuple[int, int]] = {}
 
-    def column(self, name: str, end: int | None = None, group: int = 0) -> Any:
-        """A column [length], or [seqs, max_blocks]. Its numbers are from 0 to end - 1, or else ExecutorError."""
-        if end is not None and self.ends.setdefault((name, group), end) >= end:
-            self.ends[name, group] = end
-            require_below(self.batch, name, group, end)
+    def column(self, name: str, end: int | None = None, group: int = 0, *, least: int = 0) -> Any:
+        """A column [length], or [seqs, max_blocks]. Its numbers are from `least` to end - 1, or else ExecutorError."""
+        if end is not None and self.ends.setdefault((name, group), (least, end))[1] >= end:
+            self.ends[name, group] = least, end
+            require_within(self.batch, name, group, least, end)
         place = self.batch.place(name, group)
         length = place.stop - place.start
         shape = [self.batch.num_seqs, length // self.batch.num_seqs] if name == "block_tables" else [length]
@@ -72,11 +76,11 @@ def num_splits(batch: ForwardBatch) -> int:
     return -(-int(batch.context_lens.max()) // SPLIT_KEYS)
 
 
-def require_below(batch: ForwardBatch, name: str, group: int, end: int) -> None:
-    """Raise ExecutorError unless the numbers of a column are from 0 to end - 1."""
+def require_within(batch: ForwardBatch, name: str, group: int, least: int, end: int) -> None:
+    """Raise ExecutorError unless the numbers of a column are from `least` to end - 1."""
     numbers = batch.flat[batch.place(name, group)]
-    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < end):
-        raise ExecutorError(f"{name} from {numbers.min()} to {numbers.max()}; expected 0 to {end - 1}")
+    if len(numbers) and not (numbers.min() >= least and numbers.max() < end):
+        raise ExecutorError(f"{name} from {numbers.min()} to {numbers.max()}; expected {least} to {end - 1}")
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class DeviceKernels:
     num_losses: int = 0
     _step: DeviceStep | None = None
     _digits: tuple[Any, Any] | None = None  # of the last rows that were made digits: layers of one x follow each other
-    _tables: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)  # of experts, with these
+    _made: dict[Any, tuple[Any, Any]] = field(default_factory=dict)  # of weights, with these: see `once`
 
     def compute(
         self, op: Op[Any], scores: NDArray[np.float32] | None = None, score_seq: int = 0, *, digits: bool = False
@@ -163,12 +167,26 @@ class DeviceKernels:
         made: list[Any] = self.device.linears(weights, x, digits, self.width, leaves, biases, residual)
         return made
 
+    def once(self, weights: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What `make` makes of these weights the first time."""
+        key = tuple(map(id, weights))
+        if key not in self._made:
+            self._made[key] = (weights, make())
+        return self._made[key][1]
+
     def table(self, matrices: tuple[Any, ...]) -> Any:
         """Where each of these matrices lies, as an array on the device."""
-        key = tuple(map(id, matrices))
-        if key not in self._tables:
-            self._tables[key] = (matrices, self.module.MatrixTable(self.device, list(matrices)))
-        return self._tables[key][1]
+        return self.once(matrices, lambda: self.module.MatrixTable(self.device, list(matrices)))
+
+    def vector(self, *vectors: Any, plus: float = 0.0) -> Any:
+        """Vectors behind each other, and `plus` to each number: an array on the device."""
+
+        def values(vector: Any) -> NDArray[np.float32]:
+            found = np.empty(vector.shape, np.float32)
+            vector.read(found)
+            return found + np.float32(plus)
+
+        return self.once(vectors, lambda: self.device.array(np.concatenate([values(each) for each in vectors])))
 
     def new_loss(self) -> Any:
         """The place [2] of one more op that writes to a cache: there is nothing lost yet."""
@@ -183,11 +201,20 @@ def _embedding(on: DeviceKernels, op: api.Embedding) -> Any:
 
 
 def _rms_norm(on: DeviceKernels, op: api.RmsNorm, width: int) -> Any:
-    return on.keep_digits(*on.device.rms_norm(on.floats(op.x), op.weight, op.eps, width))
+    weight = on.vector(op.weight, plus=1.0) if op.plus_one else op.weight
+    return on.keep_digits(*on.device.rms_norm(on.floats(op.x), weight, op.eps, width))
+
+
+def _l2_norm(on: DeviceKernels, op: api.L2Norm) -> Any:
+    return on.device.l2_norm(on.floats(op.x), op.eps, op.factor)
 
 
 def _silu_mul(on: DeviceKernels, op: api.SiluMul, width: int) -> Any:
     return on.keep_digits(*on.device.silu_mul(on.floats(op.gate), on.floats(op.up), width))
+
+
+def _gelu_mul(on: DeviceKernels, op: api.GeluMul, width: int) -> Any:
+    return on.keep_digits(*on.device.gelu_mul(on.floats(op.gate), on.floats(op.up), width))
 
 
 def _linear(on: DeviceKernels, op: api.Linear) -> Any:
@@ -227,6 +254,15 @@ def _scale(on: DeviceKernels, op: api.Scale) -> Any:
     return on.device.scale(on.floats(op.x), op.factor)
 
 
+def _soft_cap(on: DeviceKernels, op: api.SoftCap) -> Any:
+    return on.device.soft_cap(on.floats(op.x), op.cap)
+
+
+def _split(on: DeviceKernels, op: api.Split) -> tuple[Any, ...]:
+    parts = on.device.split(on.floats(op.x), [prod(shape) for shape in op.shapes], op.groups)
+    return tuple(part.reshape([part.shape[0], *shape]) for part, shape in zip(parts, op.shapes, strict=True))
+
+
 def _rope(on: DeviceKernels, op: api.Rope) -> Any:
     x = on.floats(op.x)
     return on.device.rope(x, *_angles(on, op, x))
@@ -236,7 +272,7 @@ def _angles(on: DeviceKernels, op: "api.Rope | RopeKvWrite", x: Any) -> tuple[An
     """Positions, cosines and sines for x."""
     cos, sin = op.table.cos, op.table.sin
     held = 2 * cos.shape[-1]
-    require(held == x.shape[-1], op.label, f"a table for head_dim {held}, got {x.shape[-1]}")
+    require(held <= x.shape[-1], op.label, f"a table for head_dim {held}, got {x.shape[-1]}")
     return on.step(op.step).column("positions", cos.shape[0]), cos, sin
 
 
@@ -283,6 +319,7 @@ def _paged_attention(
     groups = op.groups or HeadGroups.equal(heads, cache.num_kv_heads)
     fits = groups.fit(heads, cache.num_kv_heads)
     require(fits, op.name, f"{heads} heads in {groups} over {cache.num_kv_heads} KV heads")
+    require(op.sinks is None or len(op.sinks) == heads, op.name, f"other sinks than one for {heads} heads")
     columns = step.column("positions"), step.column("query_starts"), step.column("block_tables", group=cache.group)
     made = on.device.attention(
         q,
@@ -293,6 +330,8 @@ def _paged_attention(
         groups.size,
         groups.first,
         op.scale,
+        op.cap or 0.0,
+        op.sinks,
         op.window or 0,
         scores,
         score_seq,
@@ -302,10 +341,21 @@ def _paged_attention(
 
 
 def _route(on: DeviceKernels, op: api.Route) -> tuple[Any, Any]:
-    routing = op.routing
-    plain = api.Routing(routing.num_chosen, routing.renormalised)
-    require(routing == plain, op.names[0], "a GPU has no kernels for this routing yet, only for softmax over logits")
-    ids, weights = on.device.route(on.floats(op.logits), routing.num_chosen, routing.renormalised)
+    routing, groups = op.routing, op.routing.groups or api.Groups(1, 1)
+    ids, weights = on.device.route(
+        on.floats(op.logits),
+        routing.num_chosen,
+        routing.score == "sigmoid",
+        routing.renormalised,
+        groups.count,
+        groups.num_chosen,
+        groups.outside,
+        routing.plus,
+        routing.least,
+        routing.scale,
+        routing.bias,
+        routing.scales,
+    )
     return ids, weights
 
 
@@ -316,7 +366,38 @@ def _experts(on: DeviceKernels, op: api.Experts) -> Any:
     ids = on.device.array(np.ascontiguousarray(op.ids, np.int32)) if isinstance(op.ids, np.ndarray) else op.ids
     given = (on.floats(op.x), ids, on.floats(op.weights))
     tables = (on.table(role) for role in (op.gates, op.ups, op.downs))
-    return on.device.experts(*given, *tables, op.first, list(op.leaves), on.width)
+    biases = [on.vector(*role) for role in op.biases or ()]
+    clamp = None if op.clamp is None else (op.clamp.limit, op.clamp.alpha)
+    require(clamp is None or all(map(isfinite, clamp)), op.name, f"{op.clamp}; expected finite numbers")
+    return on.device.experts(*given, *tables, op.first, list(op.leaves), on.width, biases, clamp)
+
+
+def _causal_conv(on: DeviceKernels, op: api.CausalConv) -> Any:
+    x, state = on.floats(op.x), op.state.arrays[0]
+    channels = x.shape[-1]
+    fits = list(state.shape[1:]) == [len(op.weight) // channels - 1, channels] and len(op.weight) % channels == 0
+    require(fits, op.name, f"a state {state.shape[1:]} for {len(op.weight)} weights of {channels} channels")
+    return on.device.causal_conv(x, op.weight, op.bias, state, *_state_slots(on, op, state), op.silu)
+
+
+def _decay(on: DeviceKernels, op: api.Decay) -> Any:
+    return on.device.decay(on.floats(op.a), op.bias, op.rate, op.of_log)
+
+
+def _delta_rule(on: DeviceKernels, op: api.DeltaRule) -> Any:
+    q, k, v, decay, beta = (on.floats(x) for x in (op.q, op.k, op.v, op.decay, op.beta))
+    state, key_heads = op.state.arrays[1], op.key_heads
+    sizes = (v.shape[1], k.shape[2], v.shape[2])
+    require(state.shape[1:] == sizes, op.name, f"a state {state.shape[1:]} for {sizes}")
+    heads = on.once((state,), lambda: on.device.array(np.array(key_heads, np.int32)))
+    return on.device.delta_rule(q, k, v, decay, beta, state, *_state_slots(on, op, state), heads)
+
+
+def _state_slots(on: DeviceKernels, op: "api.CausalConv | api.DeltaRule", state: Any) -> tuple[Any, Any, Any]:
+    """Where sequences begin, the slots that they read (-1: none) and those that they write."""
+    step = on.step(op.step)
+    slots = (step.column(name, state.shape[0], least=-1) for name in ("state_reads", "state_writes"))
+    return (step.column("query_starts"), *slots)
 
 
 def _select_rows(on: DeviceKernels, op: api.SelectRows) -> Any:
@@ -347,6 +428,7 @@ class RopeKvWrite(api.Single):
 _WITH_DIGITS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any, int], Any]] = {
     api.RmsNorm: _rms_norm,
     api.SiluMul: _silu_mul,
+    api.GeluMul: _gelu_mul,
 }
 
 _FUNCTIONS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any], Any]] = {
@@ -356,15 +438,21 @@ _FUNCTIONS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any], Any]] = {
     api.Qkv: _qkv,
     api.GateUp: _linears,
     api.Linears: _linears,
+    api.L2Norm: _l2_norm,
     api.SigmoidMul: _sigmoid_mul,
     api.Add: _add,
     api.Mul: _mul,
     api.Sigmoid: _sigmoid,
     api.Scale: _scale,
+    api.SoftCap: _soft_cap,
+    api.Split: _split,
     api.Rope: _rope,
     api.KvWrite: _kv_write,
     RopeKvWrite: _rope_kv_write,
     api.Route: _route,
     api.Experts: _experts,
+    api.CausalConv: _causal_conv,
+    api.Decay: _decay,
+    api.DeltaRule: _delta_rule,
     api.SelectRows: _select_rows,
 }

@@ -26,7 +26,7 @@ from karat.ops.device_ops import (
     RopeKvWrite,
     look_for_losses,
     num_splits,
-    require_below,
+    require_within,
 )
 from karat.ops.executor import AtOnce
 from karat.ops.logits import DeviceLogits
@@ -131,7 +131,7 @@ def joined(nodes: Sequence[Launch], result: Handle) -> list[Launch]:
 
 
 def _makes_digits(node: Launch, as_digits: dict[Handle, int]) -> bool:
-    if not isinstance(node.op, api.RmsNorm | api.SiluMul | api.PagedAttention):
+    if not isinstance(node.op, api.RmsNorm | api.GatedUnit | api.PagedAttention):
         return False
     columns = as_digits.get(node.results[0], 0)
     return columns > 0 and (not isinstance(node.op, api.RmsNorm) or len(node.op.weight) == columns)
@@ -226,8 +226,8 @@ class DevicePlan(AtOnce):
             if size not in self._graphs:
                 self._graphs[size] = self._record(DeviceStep(device, whole, size[1]))
             launched, recorded = self._graphs[size]
-            for (name, group), end in launched.step.ends.items():
-                require_below(batch, name, group, end)
+            for (name, group), (least, end) in launched.step.ends.items():
+                require_within(batch, name, group, least, end)
             device.write(launched.step.flat, whole.flat)
             recorded.replay()
             return self._read(launched, whole.num_tokens)[: batch.num_tokens]

@@ -78,7 +78,9 @@ class SettingRow:
 
 def settings_for(ops: Executor, num_texts: int) -> list[Setting]:
     """The first setting, then every change of it that must not change a bit."""
-    first = Setting(name="whole prompts, all together", options=ops.options)
+    device = device_of(ops.executor)
+    where = "whole prompts" if device == CPU else f"on {device}"
+    first = Setting(name=f"{where}, all together", options=ops.options)
     rows = [first]
     rows += [replace(first, name=f"chunks of {n}", chunk=n) for n in (1, 7, 64)]
     rows.append(replace(first, name="one text at a time", together=False))
