@@ -2,13 +2,14 @@
 
 | stage  | what it finds                                                                                         |
 |--------|-------------------------------------------------------------------------------------------------------|
+| driver | of a Hopper card: the prototype's bits, then rates of copying, FFMA and tiles; nvcc compiles it      |
 | bits   | the digests of contract 5 in all formats and widths; a model's logits against the CPU's                |
 | layers | seconds of each linear layer of an 8B model for 1, 4 and 16 tokens                                     |
 | decode | an 8B model's step for 1, 4 and 16 sequences at a context of 512, and a prompt of 512; --types, --shape |
 
 A stage needs nothing that an earlier one left. It says what it found in a table and, with --out, in a JSON file with
 the card's name. `--device cuda-emulated` rehearses it: `layers` then has a thirty-second of the rows and columns, at
-least 256 of these, and `decode` is better given --shape tiny; the times say nothing.
+least 256 of these, `decode` is better given --shape tiny, and `driver` is compiled; the times say nothing.
 
 `bits` ends with status 1 where a bit is another one. The others measure what a device copies from its memory to its
 memory in the same run, bytes read and written, and give the bytes of weights a second as a share of it. A layer is
@@ -19,10 +20,12 @@ the engine runs it, its logits on the host, and as its launches alone. All are m
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -51,6 +54,23 @@ TOKENS = (1, 4, 16)
 COPIED_BYTES = 2**30
 BEYOND_CACHES = 128 * 2**20  # bytes
 CONTEXT, BLOCK_SIZE = 512, 16
+
+
+def driver(device: str) -> Iterator[dict[str, Any]]:
+    """A row for each line that the prototype says; for the emulation one that it compiles."""
+    source = Path(__file__).with_name("gpu") / "driver.cu"
+    with TemporaryDirectory() as folder:
+        program, hopper = Path(folder) / "driver", "arch=compute_90a,code=sm_90a"
+        subprocess.run(
+            ["nvcc", "-O3", "-std=c++20", "-gencode", hopper, "-fmad=false", source, "-o", program], check=True
+        )
+        if device == "cuda-emulated":
+            yield {"what": "driver.cu compiles", "same": program.exists()}
+            return
+        with subprocess.Popen([program], stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout is not None
+            yield from ({"what": line.rstrip()} for line in running.stdout)
+        yield {"what": "its bits", "same": running.returncode == 0}
 
 
 def bits(device: str) -> Iterator[dict[str, Any]]:
@@ -204,13 +224,14 @@ def _median(call: Callable[[], Any]) -> float:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    parser.add_argument("stage", choices=("bits", "layers", "decode"))
+    parser.add_argument("stage", choices=("driver", "bits", "layers", "decode"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="llama-3.1-8b", help="of karat.bench.shapes, for decode")
     parser.add_argument("--types", default="q4_0,q4_k_m,q8_0,bf16", help="of its weights, for decode")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
     stages: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "driver": lambda: driver(given.device),
         "bits": lambda: bits(given.device),
         "layers": lambda: layers(given.device),
         "decode": lambda: decode(given.device, given.shape, given.types.split(",")),
