@@ -105,9 +105,12 @@ private:
         constexpr auto& tuning = kIntegerTuning;
         constexpr Into into = kSubs > 1 ? tuning.long_into : tuning.short_into;
         constexpr std::size_t ahead = kSubs > 1 ? tuning.long_blocks_ahead * kStep : tuning.short_bytes_ahead;
-        const std::uint8_t* const from = w + ahead + part * bytes;
-        for (int line = step * lines / kSteps; line < (step + 1) * lines / kSteps; ++line)
-            prefetch<into>(from + 64 * line);
+        constexpr std::size_t far = kSubs > 1 ? tuning.long_bytes_far : 0;
+        const std::uint8_t* const from = w + part * bytes;
+        for (int line = step * lines / kSteps; line < (step + 1) * lines / kSteps; ++line) {
+            prefetch<into>(from + ahead + 64 * line);
+            if constexpr (far > 0) prefetch_far(from + far + 64 * line);
+        }
         __asm__ volatile("");  // compilers gather prefetches otherwise
     }
 

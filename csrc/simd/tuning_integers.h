@@ -29,11 +29,13 @@ struct IntegerTuning {
     // Layers of more rows multiply q as it is, in words of 16 bits (dot.h), instead of its digits.
     std::size_t rows_of_digits[4];
 
-    // What a pass reads ahead: of blocks of 32 columns so many bytes, of blocks of 256 so many blocks.
+    // What a pass reads ahead: of blocks of 32 columns so many bytes, of blocks of 256 so many blocks, and so many
+    // bytes into the second-level cache besides, or 0.
     Into short_into;
     std::size_t short_bytes_ahead;
     Into long_into;
     std::size_t long_blocks_ahead;
+    std::size_t long_bytes_far;
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -24,6 +24,7 @@ constexpr IntegerTuning kIntegerTuningAvx2 = {
     // Zen 3 is as indifferent (26 November).
     .long_into = Into::first_level,
     .long_blocks_ahead = 2,
+    .long_bytes_far = 0,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -26,6 +26,7 @@ constexpr IntegerTuning kIntegerTuningAvx512 = {
     // Instead of the second-level cache: Q4_K 74 -> 85 GB/s, Q6_K 77 -> 87; one block ahead is the same (26 November).
     .long_into = Into::first_level,
     .long_blocks_ahead = 2,
+    .long_bytes_far = 0,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

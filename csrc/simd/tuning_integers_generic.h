@@ -16,6 +16,7 @@ constexpr IntegerTuning kIntegerTuningGeneric = {
     .short_bytes_ahead = 6144,
     .long_into = Into::first_level,
     .long_blocks_ahead = 2,
+    .long_bytes_far = 0,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE

@@ -18,6 +18,7 @@ constexpr IntegerTuning kIntegerTuningNeonDotprod = {
     .short_bytes_ahead = 6144,
     .long_into = Into::first_level,
     .long_blocks_ahead = 2,
+    .long_bytes_far = 0,
 };
 
 }  // namespace karat::KARAT_ISA_NAMESPACE
