@@ -218,6 +218,10 @@ MIXTURES: tuple[Row, ...] = (
         {"family": "gpt_oss"},
     ),
     Row("clamp", experts.clamp, {"family": "gpt_oss"}),
+    Row("expert-weights", experts.scores_of_all, {"family": "gpt_oss"}, "of all"),
+    Row("expert-weights", experts.biased_weights, {"family": "lfm2_moe"}, "biased"),
+    Row("shared-expert", experts.shared_left_out, {"family": "qwen2_moe"}),
+    Row("bias-missing", experts.router_bias, {"family": "gpt_oss"}, "of routers"),
 )
 _GROUPED_KEYS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 # Of families with recurrent layers, on full traces alone too.

@@ -42,6 +42,52 @@ def sums_otherwise(subject: Subject, stack: ExitStack) -> bool:
     return bool(mixtures)
 
 
+def scores_of_all(subject: Subject, stack: ExitStack) -> bool:
+    """gpt-oss' softmax before its top-k: weights are scores among all experts."""
+    mixtures = _mixtures(subject)
+    for mlp in mixtures:
+
+        def after(router: Any, args: tuple[Tensor], out: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+            logits, _, ids = out
+            return logits, torch.gather(torch.softmax(logits, -1), 1, ids), ids
+
+        mlp.router.register_forward_hook(after)
+    return bool(mixtures)
+
+
+def router_bias(subject: Subject, stack: ExitStack) -> bool:
+    """gpt-oss' router without its bias."""
+    mixtures = _mixtures(subject)
+    for mlp in mixtures:
+        mlp.router.bias.data.zero_()
+    return bool(mixtures)
+
+
+def biased_weights(subject: Subject, stack: ExitStack) -> bool:
+    """LFM2's bias, which is for choosing only, in the weights."""
+    routers = [layer.feed_forward for layer in layers(subject) if hasattr(layer.feed_forward, "experts")]
+    for mlp in routers:
+        if not mlp.use_expert_bias:
+            return False
+
+        def after(router: Any, args: tuple[Tensor, Tensor], out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            logits, _, ids = out
+            by = torch.gather(torch.sigmoid(logits) + args[1], 1, ids)
+            by = by / (by.sum(-1, keepdim=True) + 1e-6) if router.norm_topk_prob else by
+            return logits, by * router.routed_scaling_factor, ids
+
+        mlp.gate.register_forward_hook(after)
+    return bool(routers)
+
+
+def shared_left_out(subject: Subject, stack: ExitStack) -> bool:
+    """The expert that all tokens share gives nothing."""
+    mixtures = _mixtures(subject)
+    for mlp in mixtures:
+        mlp.shared_expert.register_forward_hook(lambda mlp, args, out: torch.zeros_like(out))
+    return bool(mixtures)
+
+
 def turned(subject: Subject, stack: ExitStack) -> bool:
     """Experts have matrices of the next one."""
     mixtures, parts = _mixtures(subject), subject.rng.choice([("gate_up_proj", "down_proj"), ("down_proj",)])
