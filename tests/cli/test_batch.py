@@ -106,10 +106,13 @@ def test_what_failed_has_its_file_and_its_exit_code(tmp_path: Path, karat: Karat
     assert not (tmp_path / "out.errors.jsonl").exists()
 
 
-def test_a_table(tmp_path: Path, karat: Karat) -> None:
-    pytest.importorskip("pyarrow")
-    source, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
-    source.write_text('name,text\nfox,"Once, upon"\nsea,A day\n')
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table(kind: str, tmp_path: Path, karat: Karat) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    source, out = tmp_path / f"in.{kind}", tmp_path / "out.jsonl"
+    table = pyarrow.table({"name": ["fox", "sea"], "text": ["Once, upon", "A day"]})
+    module = pytest.importorskip(f"pyarrow.{kind}")
+    (module.write_csv if kind == "csv" else module.write_table)(table, source)
     words = ["--column", "text", "--id-column", "name", "--body", '{"max_tokens": 3}']
     done = karat("batch", str(source), "-o", str(out), *words)
     assert done.returncode == 0, done.stderr

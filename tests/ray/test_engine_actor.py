@@ -51,6 +51,8 @@ def test_what_cannot_be_loaded_is_karat_s_own_error(cluster: str, tmp_path: Path
 def test_more_cores_than_a_node_has(cluster: str) -> None:
     with pytest.raises(UsageError, match="no node of the cluster has 64 cores; say fewer with --cores-each"):
         engines(None, {}, SETTINGS, cores=64, most=None, receipts=False)
+    with pytest.raises(UsageError, match=r"has 1 cores and 1000000.0 GB of memory"):
+        engines(None, {"kv_cache_bytes": 10**15}, SETTINGS, cores=1, most=None, receipts=False)
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""cpus_of_engine: engines of one host share its cores out by NUMA nodes, where the host is theirs alone."""
+"""cpus_of_engine: engines of one host share its cores out by NUMA nodes, where the host is theirs alone. And what Ray
+is told of an engine's memory.
+"""
 
 import os
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray", reason="Ray cannot be had here")
-from karat.ray.placement import cpus_of_engine
+from karat.ray.placement import cpus_of_engine, memory_of_engine
 
 
 @pytest.fixture
@@ -42,3 +44,13 @@ def test_two_engines_a_numa_node(root: Path) -> None:
 )
 def test_the_system_places(root: Path, number: int, cores: int, node_cpus: int) -> None:
     assert cpus_of_engine(number, cores, node_cpus, root) is None
+
+
+def test_memory_is_that_of_the_weights_and_of_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(bytes(700))
+    (tmp_path / "b.safetensors").write_bytes(bytes(70))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "m.gguf").write_bytes(bytes(40))
+    assert memory_of_engine(str(tmp_path / "m.gguf"), {}) == 40
+    assert memory_of_engine(str(tmp_path), {"kv_cache_bytes": 1000}) == 1810
+    assert memory_of_engine(None, {}) == memory_of_engine("org/name", {"kv_cache_bytes": None}) == 0

@@ -7,6 +7,7 @@ import msgspec
 
 from karat.machine.cores import num_physical_cores
 from karat.ray.arguments import Arguments, arguments_of
+from karat.ray.placement import memory_of_engine
 
 _MANY = 100_000  # calls of a deployment: what waits, waits in the engine's queue
 _HEALTH = {"health_check_period_s": 2, "health_check_timeout_s": 10}
@@ -27,7 +28,7 @@ def app(given: Mapping[str, Any]) -> Any:
     replicas = serve.deployment(
         Replica,
         name="Replica",
-        ray_actor_options={"num_cpus": arguments.cores},
+        ray_actor_options={"num_cpus": arguments.cores, "memory": memory_of_engine(arguments.model, arguments.options)},
         max_ongoing_requests=_MANY,
         graceful_shutdown_timeout_s=arguments.drain_s,
         graceful_shutdown_wait_loop_s=_LOOK_S,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from karat.batch_files.lines import seed_of
 from karat.engine.llm import LLM
 from karat.errors import UsageError
+from karat.ray.placement import memory_of_engine
 from karat.request import SamplingParams
 
 Columns = dict[str, NDArray[Any]]
@@ -78,6 +79,7 @@ def generate(
         fn_constructor_args=(model, column, dict(params or {}), seed, id_column, given),
         batch_size=rows_at_a_time,
         num_cpus=each,
+        memory=memory_of_engine(model, options),
         concurrency=engines,
         batch_format="numpy",
     )

@@ -16,7 +16,7 @@ from karat.batch_files.journal import BatchAnswer
 from karat.engine.async_llm import AsyncLLM
 from karat.errors import ClientError, KaratError, UsageError
 from karat.http_client import FailedError
-from karat.ray.placement import stay
+from karat.ray.placement import memory_of_engine, stay
 from karat.server.settings import ServerSettings
 
 _AT_A_TIME = 4096  # calls of an actor
@@ -120,23 +120,28 @@ def engines(
 ) -> list[ActorPlace]:
     """An actor for each `cores` cores of each node (None: one for a node, with all of its cores), `most` at the most.
 
-    UsageError if no node has as many. An actor whose process dies is started again, on its node if that is there, else
-    where there is room.
+    There are no more on a node than have room in its memory. UsageError if no node has as many cores, or as much
+    memory. An actor whose process dies is started again, on its node if that is there, else where there is room.
     """
     places: list[ActorPlace] = []
-    kind = ray.remote(EngineActor)
+    kind, memory = ray.remote(EngineActor), memory_of_engine(model, options)
     for node in ray.nodes():
         here = int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
-        each = cores or here
-        for number in range(here // each if each else 0):
+        each, room = cores or here, node["Resources"].get("memory", 0)
+        for number in range(min(here // each if each else 0, int(room // memory) if memory else here)):
             if most is not None and len(places) == most:
                 return places
             near = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
             threads = {"threads": each} if "threads" not in options else {}
             actor = kind.options(
-                num_cpus=each, max_restarts=-1, max_concurrency=_AT_A_TIME, scheduling_strategy=near
+                num_cpus=each,
+                memory=memory,
+                max_restarts=-1,
+                max_concurrency=_AT_A_TIME,
+                scheduling_strategy=near,
             ).remote(model, {**options, **threads}, settings, receipts=receipts, number=number, cores=each)
             places.append(ActorPlace(actor, f"engine {number} on {node['NodeManagerAddress']}"))
     if not places:
-        raise UsageError(f"no node of the cluster has {cores or 1} cores; say fewer with --cores-each")
+        room = f" and {memory / 1e9:.1f} GB of memory" if memory else ""
+        raise UsageError(f"no node of the cluster has {cores or 1} cores{room}; say fewer with --cores-each")
     return places

@@ -1,7 +1,11 @@
-"""The cores of an engine on a host with several: neighbours, so that its threads and memory stay on one NUMA node."""
+"""What Ray is to keep for an engine, and its cores on a host with several: neighbours, so that its threads and memory
+stay on one NUMA node.
+"""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -9,6 +13,17 @@ from karat.machine.cores import num_physical_cores
 from karat.ranks.placement import cores_of_ranks
 
 _ROOT = Path("/")
+_WEIGHTS = (".gguf", ".safetensors")
+
+
+def memory_of_engine(model: str | None, options: Mapping[str, Any]) -> int:
+    """Bytes of memory for the weights and the KV cache of an engine, as far as they are known here: the files of
+    weights at this path, and kv_cache_bytes. What an engine takes beyond that follows from what it finds.
+    """
+    path = Path(model or "")
+    files = path.iterdir() if model and path.is_dir() else [path]
+    weights = sum(file.stat().st_size for file in files if file.suffix in _WEIGHTS and file.is_file())
+    return weights + int(options.get("kv_cache_bytes") or 0)
 
 
 def cpus_of_engine(number: int, cores: int, node_cpus: float, root: Path = _ROOT) -> frozenset[int] | None:
