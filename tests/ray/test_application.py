@@ -150,6 +150,7 @@ def test_a_node_that_is_removed(app: Application, nodes: Any) -> None:
             nodes.remove_node(node)
         deploy(HASTY, **GIVEN)
     assert was_removed, "the third replica has had nothing to do"
+    print(f"longest gap: {max(one.gap_s for one in disturbed):.2f} s")
     for (route, _), one, other in zip(asked, disturbed, undisturbed, strict=True):
         assert one.said == other.said and one.gap_s < GAP_S, (route, one.gap_s)
     app.await_replicas(2)
