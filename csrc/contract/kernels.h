@@ -33,7 +33,10 @@ inline constexpr std::size_t kMaxLeaves = 8;
 //   columns are cut into num_leaves (a power of two) leaves that end at leaf_ends; the sum is the binary tree over
 //   them, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). A leaf is one chain in the order of k, from 0:
 //     sum = fma(w[k], x[k], sum)
-// for stored floats. For block formats see IntegerKernels.
+// for stored floats. Of floats that share a scale it is one chain in the order of blocks, and no leaf cuts a block:
+//     part = the chain of fma(float32(code[k]), x[k], part) over the block's columns, in the order of k, from 0
+//     sum = fma(part, scale, sum)
+// For block formats of integers see IntegerKernels.
 struct LinearArgs {
     const Matrix* weight;
     const float* x;  // [tokens, columns], rows x_stride apart

@@ -42,6 +42,8 @@ inline constexpr std::size_t kPackedSlack = 3;
 // read it (formats.h). The enum, the table and the switches between kernels (linear.h) are made of these lists.
 // X(name, bytes of a number)
 #define KARAT_FLOAT_FORMATS(X) X(F32, 4) X(F16, 2) X(BF16, 2)
+// Floats that share a scale, which are multiplied as floats. X(name, columns of a block, bytes of a block, 0)
+#define KARAT_SCALED_FORMATS(X) X(E4M3, 128, 132, 0)
 // X(name, columns of a block, bytes of a block, where its scale lies if those are no multiple of 4)
 #define KARAT_BLOCK_FORMATS(X) \
     X(Q8_0, 32, 34, 0)         \
@@ -59,7 +61,9 @@ inline constexpr std::size_t kPackedSlack = 3;
     X(MXFP4, 32, 17, 0)
 
 #define KARAT_NAME(name, ...) name,
-enum class Format : int { KARAT_FLOAT_FORMATS(KARAT_NAME) KARAT_BLOCK_FORMATS(KARAT_NAME) };
+enum class Format : int {
+    KARAT_FLOAT_FORMATS(KARAT_NAME) KARAT_SCALED_FORMATS(KARAT_NAME) KARAT_BLOCK_FORMATS(KARAT_NAME)
+};
 #undef KARAT_NAME
 
 struct FormatInfo {
@@ -71,10 +75,14 @@ struct FormatInfo {
 
 #define KARAT_FLOATS(name, bytes) {#name, 1, bytes, 0},
 #define KARAT_BLOCKS(name, ...) {#name, __VA_ARGS__},
-inline constexpr FormatInfo kFormats[] = {KARAT_FLOAT_FORMATS(KARAT_FLOATS) KARAT_BLOCK_FORMATS(KARAT_BLOCKS)};
+#define KARAT_ONE(...) +1
+inline constexpr FormatInfo kFormats[] = {KARAT_FLOAT_FORMATS(KARAT_FLOATS) KARAT_SCALED_FORMATS(KARAT_BLOCKS)
+                                              KARAT_BLOCK_FORMATS(KARAT_BLOCKS)};
+inline constexpr int kNumFormats = sizeof kFormats / sizeof kFormats[0];
+inline constexpr int kNumFloatFormats = 0 KARAT_FLOAT_FORMATS(KARAT_ONE) KARAT_SCALED_FORMATS(KARAT_ONE);
 #undef KARAT_FLOATS
 #undef KARAT_BLOCKS
-inline constexpr int kNumFormats = sizeof kFormats / sizeof kFormats[0];
+#undef KARAT_ONE
 
 struct Matrix {
     Format format;
@@ -83,7 +91,7 @@ struct Matrix {
 
     // Not inline: this header is compiled for several instruction sets, and one copy of each function serves all.
     const FormatInfo& info() const;
-    bool in_blocks() const;  // not stored floats
+    bool in_blocks() const;  // of integers, which integers are multiplied with; not floats, with or without a scale
     std::size_t num_groups() const;
     std::size_t num_wide() const;  // panels of four groups
     std::size_t num_panels() const;

@@ -28,6 +28,19 @@ struct BF16 : Sizes<Format::BF16> {
     static KARAT_INLINE f32x16 read(const std::uint8_t* p) { return load_bf16(p); }
 };
 
+// Floats of a byte that share a scale: in a packed block it is word 0, the floats follow, four columns a word.
+// `number` has column j of a word.
+//
+// E4M3 is a sign, four bits of exponent and three of mantissa: at the place of a float32's they are the number / 2^120,
+// its denormal numbers too. All ones, NaN in E4M3, is 480 here: who makes blocks gives one that has NaN the scale NaN.
+struct E4M3 : Sizes<Format::E4M3> {
+    static constexpr int kWordColumns = 4, kWords = kColumns / kWordColumns;
+    static KARAT_INLINE f32x16 number(i32x16 word, int j) {
+        const i32x16 bits = shift_signed(word << (24 - 8 * j), 4) & iset1(static_cast<std::int32_t>(0x87f00000));
+        return as_float(bits) * set1(0x1p120f);
+    }
+};
+
 // ---- blocks of 32 columns -------------------------------------------------------------------------------------------
 //
 // `Scales` has what those of all sub-blocks are made of. A minimum that a file stores to be subtracted is 0 - its

@@ -8,7 +8,7 @@
 namespace karat {
 
 const FormatInfo& Matrix::info() const { return kFormats[static_cast<int>(format)]; }
-bool Matrix::in_blocks() const { return info().block_columns > 1; }
+bool Matrix::in_blocks() const { return static_cast<int>(format) >= kNumFloatFormats; }
 std::size_t Matrix::num_groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
 std::size_t Matrix::num_wide() const { return num_groups() / kPanelGroups; }
 std::size_t Matrix::num_panels() const { return num_wide() + num_groups() % kPanelGroups; }

@@ -96,6 +96,7 @@ void embedding(Device& device, Format format, const LinearShape& shape, const st
         KARAT_FLOAT_FORMATS(KARAT_CASE)
         KARAT_BLOCK_FORMATS(KARAT_CASE)
 #undef KARAT_CASE
+        default: return;
     }
 }
 

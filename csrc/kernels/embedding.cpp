@@ -11,7 +11,20 @@ void row_of(const Matrix& table, std::size_t row, float* out) {
     const int g = static_cast<int>(group - table.first_group(panel));
     const std::uint8_t* w = table.panel(panel);
     float lanes[kLanes];
-    if constexpr (!kIsBlock<Fmt>) {
+    if constexpr (kIsScaled<Fmt>) {
+        const std::size_t step = static_cast<std::size_t>(groups) * kLanes * sizeof(float);
+        w += static_cast<std::size_t>(g) * kLanes * sizeof(float);
+        for (std::size_t k = 0; k < table.columns; k += Fmt::kColumns, w += step) {
+            const f32x16 scale = load(reinterpret_cast<const float*>(w));
+            for (int word = 0; word < Fmt::kWords; ++word) {
+                w += step;
+                for (int j = 0; j < Fmt::kWordColumns; ++j) {
+                    store(lanes, Fmt::number(iload(w), j) * scale);
+                    *out++ = lanes[lane];
+                }
+            }
+        }
+    } else if constexpr (!kIsBlock<Fmt>) {
         const std::size_t step = static_cast<std::size_t>(groups) * kLanes * Fmt::kBytes;
         for (std::size_t k = 0; k < table.columns; ++k, w += step) {
             store(lanes, Fmt::read(w + static_cast<std::size_t>(g) * kLanes * Fmt::kBytes));

@@ -103,14 +103,45 @@ private:
 
 template <class Fmt>
 inline constexpr bool kIsBlock = requires { typename Fmt::Codes; };
+// Floats that share a scale (formats.h).
+template <class Fmt>
+inline constexpr bool kIsScaled = requires { Fmt::kWordColumns; };
 
-// Calls f.run<Fmt>() with the type that the kernels know a format by: of stored floats, or of blocks.
+// Adds a packed block of floats that share a scale to the sums of T tokens and G groups. Group g of its scales begins
+// at at(g), and words are `step` bytes apart. before_word(i) is called before word i is read.
+template <class Fmt, int T, int G, class At, class BeforeWord>
+KARAT_INLINE void add_block(f32x16 (&sum)[T][G], const At& at, std::size_t step, const float* x, std::size_t x_stride,
+                            const BeforeWord& before_word) {
+    f32x16 part[T][G];
+    for (int t = 0; t < T; ++t)
+        for (int g = 0; g < G; ++g) part[t][g] = zero();
+    for (std::size_t i = 0; i < Fmt::kWords; ++i, x += Fmt::kWordColumns) {
+        before_word(i);
+        i32x16 word[G];
+        for (int g = 0; g < G; ++g) word[g] = iload(at(g) + (i + 1) * step);
+        for (int j = 0; j < Fmt::kWordColumns; ++j) {
+            f32x16 weight[G];
+            for (int g = 0; g < G; ++g) weight[g] = Fmt::number(word[g], j);
+            for (int t = 0; t < T; ++t) {
+                const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * x_stride + j);
+                for (int g = 0; g < G; ++g) part[t][g] = fma(weight[g], value, part[t][g]);
+            }
+        }
+    }
+    for (int g = 0; g < G; ++g) {
+        const f32x16 scale = load(reinterpret_cast<const float*>(at(g)));
+        for (int t = 0; t < T; ++t) sum[t][g] = fma(part[t][g], scale, sum[t][g]);
+    }
+}
+
+// Calls f.run<Fmt>() with the type that the kernels know a format by: of floats, or of blocks.
 #define KARAT_RUN(name, ...) \
     case Format::name: return f.template run<name>();
 template <class F>
 KARAT_INLINE void with_floats(Format format, const F& f) {
     switch (format) {
         KARAT_FLOAT_FORMATS(KARAT_RUN)
+        KARAT_SCALED_FORMATS(KARAT_RUN)
         default: return;
     }
 }

@@ -7,7 +7,7 @@ namespace {
 
 // The tokens and groups of a pass.
 inline constexpr int kPassTokens = kTuning.direct_rows, kPassGroups = kTuning.direct_vectors;
-inline constexpr std::size_t kStep = kPanelGroups * kLanes;  // weights of a column
+inline constexpr std::size_t kStep = kPanelGroups * kLanes;  // weights of a column, or words
 
 // Prefetches the next panel while this one is computed. Each pass prefetches its share, evenly: a few lines or none at
 // each column.
@@ -28,6 +28,7 @@ private:
 // Groups group … group + DG - 1 of a panel for T tokens.
 template <class Fmt, int DG>
 struct FewTokens {
+    static constexpr std::size_t kNumber = kIsScaled<Fmt> ? sizeof(float) : Fmt::kBytes;
     const LinearArgs& a;
     std::size_t panel, token;
     int group;
@@ -35,18 +36,29 @@ struct FewTokens {
 
     template <int T>
     KARAT_INLINE void run() const {
-        const std::uint8_t* w = a.weight->panel(panel) + group * kLanes * Fmt::kBytes;
+        const std::uint8_t* w = a.weight->panel(panel) + group * kLanes * kNumber;
         const float* x = a.x + token * a.x_stride;
         Ahead ahead = next;
         f32x16 sum[T][DG];
         sum_leaves(a, sum, [&](std::size_t start, std::size_t end) __attribute__((always_inline)) {
-            for (; start < end; ++start, w += kStep * Fmt::kBytes) {
-                ahead.step();
-                f32x16 weight[DG];
-                for (int g = 0; g < DG; ++g) weight[g] = Fmt::read(w + g * kLanes * Fmt::kBytes);
-                for (int t = 0; t < T; ++t) {
-                    const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * a.x_stride + start);
-                    for (int g = 0; g < DG; ++g) sum[t][g] = fma(weight[g], value, sum[t][g]);
+            if constexpr (kIsScaled<Fmt>) {
+                constexpr std::size_t step = kStep * kNumber;
+                for (; start < end; start += Fmt::kColumns, w += (Fmt::kWords + 1) * step)
+                    add_block<Fmt>(
+                        sum, [&](int g) __attribute__((always_inline)) { return w + g * kLanes * kNumber; }, step,
+                        x + start, a.x_stride,
+                        [&](std::size_t) __attribute__((always_inline)) {
+                            for (int column = 0; column < Fmt::kWordColumns; ++column) ahead.step();
+                        });
+            } else {
+                for (; start < end; ++start, w += kStep * Fmt::kBytes) {
+                    ahead.step();
+                    f32x16 weight[DG];
+                    for (int g = 0; g < DG; ++g) weight[g] = Fmt::read(w + g * kLanes * Fmt::kBytes);
+                    for (int t = 0; t < T; ++t) {
+                        const f32x16 value = broadcast(x + static_cast<std::size_t>(t) * a.x_stride + start);
+                        for (int g = 0; g < DG; ++g) sum[t][g] = fma(weight[g], value, sum[t][g]);
+                    }
                 }
             }
         });

@@ -6,28 +6,41 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-inline constexpr std::size_t kChunk = 128;  // columns
+inline constexpr std::size_t kChunk = 128;  // columns; of floats that share a scale a block
 
-// Floats of scratch: an unpacked chunk, running sums of a token block, finished leaves.
+// Floats of scratch: an unpacked chunk and its scales, running sums of a token block, finished leaves.
 struct Scratch {
     float* chunk;   // [kChunk, lanes of the panel]
+    float* scales;  // [lanes of the panel]
     float* sums;    // [kTokenBlock, kWide]
     float* levels;  // [3, kTokenBlock, kWide]
 
-    static constexpr std::size_t kFloats = kChunk * kWide + 4 * kTokenBlock * kWide;
+    static constexpr std::size_t kFloats = (kChunk + 1) * kWide + 4 * kTokenBlock * kWide;
     KARAT_INLINE explicit Scratch(float* base)
-        : chunk(base), sums(chunk + kChunk * kWide), levels(sums + kTokenBlock * kWide) {}
+        : chunk(base), scales(chunk + kChunk * kWide), sums(scales + kWide), levels(sums + kTokenBlock * kWide) {}
 };
 
-// Unpacks columns of a panel that lie at w: to chunk [count, lanes].
+// Unpacks columns of a panel that lie at w: to chunk [count, lanes], and of floats that share a scale, to scales.
 template <class Fmt, int G>
-void unpack(const std::uint8_t* w, std::size_t count, float* chunk) {
-    for (std::size_t i = 0; i < count * G; ++i, w += kLanes * Fmt::kBytes, chunk += kLanes) store(chunk, Fmt::read(w));
+void unpack(const std::uint8_t* w, std::size_t count, const Scratch& to) {
+    float* chunk = to.chunk;
+    if constexpr (kIsScaled<Fmt>) {
+        static_assert(kChunk == Fmt::kColumns);
+        constexpr int lanes = G * kLanes;
+        for (int at = 0; at < lanes; at += kLanes, w += sizeof(float) * kLanes)
+            store(to.scales + at, load(reinterpret_cast<const float*>(w)));
+        for (int word = 0; word < Fmt::kWords; ++word, chunk += Fmt::kWordColumns * lanes)
+            for (int at = 0; at < lanes; at += kLanes, w += sizeof(float) * kLanes)
+                for (int j = 0; j < Fmt::kWordColumns; ++j) store(chunk + j * lanes + at, Fmt::number(iload(w), j));
+    } else {
+        for (std::size_t i = 0; i < count * G; ++i, w += kLanes * Fmt::kBytes, chunk += kLanes)
+            store(chunk, Fmt::read(w));
+    }
 }
 
 // Whether the first tile of a chunk unpacks it, in panels of G groups.
-template <int G>
-inline constexpr bool kUnpackInTile = kTuning.first_tile_unpacks && G == kPanelGroups;
+template <class Fmt, int G>
+inline constexpr bool kUnpackInTile = kTuning.first_tile_unpacks && G == kPanelGroups && !kIsScaled<Fmt>;
 
 // A tile's part of the next chunk as it is packed.
 struct NextChunk {
@@ -61,22 +74,27 @@ KARAT_INLINE void fetch_next(const TileArgs& a, std::size_t k) {
     for (std::size_t at = begin; at < end && at < a.next.bytes; at += 64) prefetch_far(a.next.lines + at);
 }
 
-// A tile that reads an unpacked chunk, whose rows are kStride floats apart.
-template <int kStride, int TG>
+// A tile that reads an unpacked chunk, whose rows are kStride floats apart. With scales the chunk is a chain of its
+// own, which is added to the sums.
+template <int kStride, int TG, bool kHasScales>
 struct Tile : TileArgs {
     const float* w;
+    const float* scales;
 
     template <int T>
     KARAT_INLINE void run() const {
         f32x16 acc[T][TG];
         for (int t = 0; t < T; ++t)
-            for (int g = 0; g < TG; ++g) acc[t][g] = load(sums + t * kWide + g * kLanes);
+            for (int g = 0; g < TG; ++g) acc[t][g] = kHasScales ? zero() : load(sums + t * kWide + g * kLanes);
         for (std::size_t k = 0; k < count; k += 32) {
             fetch_next<T>(*this, k);
             chain<T, TG>(acc, w + k * kStride, kStride, x + k, x_stride, count - k < 32 ? count - k : 32);
         }
         for (int t = 0; t < T; ++t)
-            for (int g = 0; g < TG; ++g) store(sums + t * kWide + g * kLanes, acc[t][g]);
+            for (int g = 0; g < TG; ++g) {
+                float* const sum = sums + t * kWide + g * kLanes;
+                store(sum, kHasScales ? fma(acc[t][g], load(scales + g * kLanes), load(sum)) : acc[t][g]);
+            }
     }
 };
 
@@ -111,9 +129,9 @@ struct FirstTile : TileArgs {
     }
 };
 
-// Not inline: all formats share one function.
-template <int kStride, int TG>
-KARAT_NOINLINE void run_tile(std::size_t height, const Tile<kStride, TG>& tile) {
+// Not inline: all formats share one function, and those with scales another.
+template <int kStride, int TG, bool kHasScales>
+KARAT_NOINLINE void run_tile(std::size_t height, const Tile<kStride, TG, kHasScales>& tile) {
     with_height(height, tile);
 }
 
@@ -122,7 +140,7 @@ KARAT_NOINLINE void run_tile(std::size_t height, const Tile<kStride, TG>& tile) 
 template <class Fmt, int G>
 struct PanelOfMany {
     static constexpr int TG = G % kTuning.tile_vectors ? 1 : kTuning.tile_vectors;
-    static constexpr std::size_t kColumnBytes = G * kGroupRows * Fmt::kBytes;
+    static constexpr std::size_t kBlockBytes = G * kGroupRows * Fmt::kBytes;  // a column, where floats have no scale
     const LinearArgs& a;
     std::size_t panel, token, tokens;
     const Scratch& s;
@@ -138,8 +156,8 @@ struct PanelOfMany {
             }
             for (std::size_t count; start < end; start += count) {
                 count = end - start < kChunk ? end - start : kChunk;
-                if constexpr (!kUnpackInTile<G>) unpack<Fmt, G>(packed, count, s.chunk);
-                const std::size_t bytes = count * kColumnBytes;
+                if constexpr (!kUnpackInTile<Fmt, G>) unpack<Fmt, G>(packed, count, s);
+                const std::size_t bytes = count / Fmt::kColumns * kBlockBytes;
                 const std::uint8_t* const next = packed + bytes;
                 const std::size_t each = (bytes / 64 + num_tiles(tokens) - 1) / num_tiles(tokens) * 64;
                 for (std::size_t i = 0; i < num_tiles(tokens); ++i) {
@@ -163,10 +181,11 @@ private:
             return TileArgs{a.x + (token + first) * a.x_stride + start, a.x_stride, count,
                             s.sums + first * kWide + g * kLanes, g == 0 ? next : NextChunk{}};
         };
-        if constexpr (kUnpackInTile<G>)
+        if constexpr (kUnpackInTile<Fmt, G>)
             if (first == 0) return with_height(last, NotInlined(FirstTile<Fmt, G>{args_from(0), packed, s.chunk}));
         for (int g = 0; g < G; g += TG)
-            run_tile(last - first, Tile<G * kLanes, TG>{args_from(g), s.chunk + g * kLanes});
+            run_tile(last - first,
+                     Tile<G * kLanes, TG, kIsScaled<Fmt>>{args_from(g), s.chunk + g * kLanes, s.scales + g * kLanes});
     }
 };
 

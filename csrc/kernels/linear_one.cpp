@@ -15,33 +15,46 @@ template <class Fmt, int G>
 struct Panels {
     static constexpr int kEach = G < static_cast<int>(kPanelGroups) ? G : static_cast<int>(kPanelGroups);
     static constexpr int kStreams = G / kEach;
-    static constexpr std::size_t kStep =
-        static_cast<std::size_t>(kEach) * kGroupRows * Fmt::kBytes;  // to the next column
+    // To the next column; of floats that share a scale, to the next word.
+    static constexpr std::size_t kNumber = kIsScaled<Fmt> ? sizeof(float) : Fmt::kBytes;
+    static constexpr std::size_t kStep = static_cast<std::size_t>(kEach) * kGroupRows * kNumber;
     const std::uint8_t* w;
     const std::uint8_t* end;   // of the (first) panel
     std::ptrdiff_t apart = 0;  // the second panel from the first
     std::size_t skipped = 0;   // between the end of a panel and the one that is read after it
 
     // The chains of columns 0 … count - 1 of x.
-    KARAT_INLINE void leaf(const float* x, std::size_t count, f32x16 (&sum)[G]) {
-        for (std::size_t k = 0; k < count; ++k, w += kStep) {
-            if constexpr (kTwoStreams) fetch_page();
-            for (std::size_t line = 0; line < kStep; line += 64)
-                for (int i = 0; i < kStreams; ++i) prefetch(stream(i * kEach) + kTuning.float_bytes_ahead + line);
-            const f32x16 value = broadcast(x + k);
-            for (int g = 0; g < G; ++g)
-                sum[g] = fma(Fmt::read(stream(g) + g % kEach * kLanes * Fmt::kBytes), value, sum[g]);
+    KARAT_INLINE void leaf(const float* x, std::size_t count, f32x16 (&sum)[1][G]) {
+        if constexpr (kIsScaled<Fmt>) {
+            for (std::size_t k = 0; k < count; k += Fmt::kColumns, w += (Fmt::kWords + 1) * kStep)
+                add_block<Fmt>(
+                    sum, [&](int g) __attribute__((always_inline)) { return group(g); }, kStep, x + k, 0,
+                    [&](std::size_t word) __attribute__((always_inline)) { fetch(word * kStep); });
+        } else {
+            for (std::size_t k = 0; k < count; ++k, w += kStep) {
+                fetch(0);
+                const f32x16 value = broadcast(x + k);
+                for (int g = 0; g < G; ++g) sum[0][g] = fma(Fmt::read(group(g)), value, sum[0][g]);
+            }
         }
     }
 
 private:
     KARAT_INLINE const std::uint8_t* stream(int g) const { return g < kEach ? w : w + apart; }
+    KARAT_INLINE const std::uint8_t* group(int g) const { return stream(g) + g % kEach * kLanes * kNumber; }
 
-    // If the next column of a stream, kPageAhead further on, enters a new page of 4 KiB, the page's first lines are
+    // Prefetches what comes a while after the step at `done` of each stream.
+    KARAT_INLINE void fetch(std::size_t done) const {
+        if constexpr (kTwoStreams) fetch_page(done);
+        for (std::size_t line = 0; line < kStep; line += 64)
+            for (int i = 0; i < kStreams; ++i) prefetch(stream(i * kEach) + done + kTuning.float_bytes_ahead + line);
+    }
+
+    // If the next step of a stream, kPageAhead further on, enters a new page of 4 KiB, the page's first lines are
     // prefetched. So are the first lines of the panel that is read next.
-    KARAT_INLINE void fetch_page() const {
+    KARAT_INLINE void fetch_page(std::size_t done) const {
         for (int i = 0; i < kStreams; ++i) {
-            const std::uint8_t* ahead = stream(i * kEach) + kPageAhead;
+            const std::uint8_t* ahead = stream(i * kEach) + done + kPageAhead;
             const std::uint8_t* const last = end + i * apart;
             const std::uint8_t* first = last + skipped;
             if (ahead >= last) ahead += skipped;
@@ -78,7 +91,7 @@ KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
     }
     f32x16 sum[1][G];
     sum_leaves(a, sum, [&](std::size_t start, std::size_t end) __attribute__((always_inline)) {
-        w.leaf(a.x + start, end - start, sum[0]);
+        w.leaf(a.x + start, end - start, sum);
     });
     for (int g = 0; g < G; ++g)
         g < each ? write_result(a, 0, one.row(g), sum[0][g])

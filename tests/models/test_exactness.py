@@ -10,20 +10,17 @@ Covers: karat.layers.norm, karat.models.hybrids.
 
 import os
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 
-from karat.config import ModelConfig
 from karat.kv.groups import State
 from karat.models.families import FAMILIES
 from karat.ops.reference import ReferenceOps
-from karat.ops.rope_table import inverse_frequencies
 
 torch = pytest.importorskip("torch", reason="transformers needs torch")
 from tests.support import forward, random_models  # noqa: E402
-from tests.support.float64 import InFloat64  # noqa: E402
+from tests.support.float64 import InFloat64, frequencies_of  # noqa: E402
 
 SEED = int(os.environ.get("KARAT_SEED", "20261121"))
 SHORT = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), 16)  # of 60 configurations in `make test`; of others 3
@@ -58,7 +55,7 @@ def test_logits_equal_transformers(family: str, index: int) -> None:
     truth = forward.from_transformers(config, hf, ReferenceOps("float64"))
     hf = hf.double()
     by_kind = "full_attention" in config["rope_parameters"]
-    with torch.no_grad(), InFloat64(hf, _frequencies(truth.config, by_kind=by_kind)):
+    with torch.no_grad(), InFloat64(hf, frequencies_of(truth.config, by_kind=by_kind)):
         double = hf(torch.tensor([ids])).logits[0]
     assert double.dtype == torch.float64
     (logits,) = forward.run(truth, [ids])
@@ -67,19 +64,6 @@ def test_logits_equal_transformers(family: str, index: int) -> None:
     if any(isinstance(keep, State) for keep in truth.keeps):
         limit = max(limit, 4 * np.abs(single - double.numpy()).max())
     assert np.abs(narrow - single).max() <= limit
-
-
-def _frequencies(config: ModelConfig, *, by_kind: bool) -> Any:
-    """Of RoPE in all layers, or in those with and without a window; of none too, which is not turned."""
-    kinds = {True: "full_attention", False: "sliding_attention"}
-    turns = {
-        kinds[shape.window is None]: (shape.rope, shape.rotary_dim or shape.head_dim)
-        for shape in config.shapes
-        if shape.rope is not None
-    }
-    if by_kind:
-        return {kind: inverse_frequencies(rope, size) for kind, (rope, size) in turns.items()}
-    return inverse_frequencies(*next(iter(turns.values()), (config.rope, config.shape(0).head_dim)))
 
 
 def _mean_largest_weight(attentions: tuple["torch.Tensor", ...]) -> float:

@@ -183,7 +183,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "is not supported for model_type='mistral3': expected ['Mistral3ForConditionalGeneration']",
     ),
     "a key that nobody knows": ({"attention_twist": 2}, "1 unknown key (attention_twist=2)"),
-    "a quantised model": ({"quantization_config": {"quant_method": "fp8"}}, "quantization method 'fp8' is not"),
+    "a quantised model": ({"quantization_config": {"quant_method": "awq"}}, "quantization method 'awq' is not"),
     "code": ({"auto_map": {"AutoModel": "x.Model"}}, "config.json has auto_map"),
 }
 

@@ -88,7 +88,7 @@ MatrixRef matrix(Format format, std::size_t rows, std::size_t columns, std::uint
     for (std::size_t at = 0; at < stored.size(); at += info.block_bytes) {
         const float value = static_cast<float>(static_cast<std::int32_t>(next(seed)) >> 8) * 0x1p-26f;
         const std::uint16_t brain = static_cast<std::uint16_t>(bits(value) >> 16);
-        if (format == Format::F32) std::memcpy(&stored[at], &value, 4);
+        if (format == Format::F32 || format == Format::E4M3) std::memcpy(&stored[at], &value, 4);
         else if (format == Format::BF16) std::memcpy(&stored[at], &brain, 2);
         else if (format == Format::MXFP4) stored[at] = static_cast<std::uint8_t>(116 + next(seed) % 8);
         else

@@ -19,6 +19,7 @@ from karat.machine.extension import native
 from karat.ops.leaves import NUM_LEAVES, leaf_ends
 from karat.ops.native import NativeOps, supported_isas, unavailable_reason
 from karat.quant import FORMATS
+from karat.quant.e4m3 import NUMBERS
 from tests.support.fma import fma
 from tests.support.weights import PLAIN, random_blocks, stored_weight
 
@@ -28,7 +29,7 @@ if unavailable_reason():
 F32 = NDArray[np.float32]
 
 
-def leaf(weight: Weight, x: F32, start: int, end: int) -> F32:
+def leaf_of_columns(weight: Weight, x: F32, start: int, end: int) -> F32:
     """The sum over columns start … end - 1: [tokens, rows]."""
     total: F32 = np.zeros((len(x), weight.shape[0]), np.float32)
     values = weight.to_array(np.dtype(np.float32))
@@ -37,7 +38,23 @@ def leaf(weight: Weight, x: F32, start: int, end: int) -> F32:
     return total
 
 
+def leaf_of_blocks(weight: Weight, x: F32, start: int, end: int) -> F32:
+    """The same of E4M3: a chain over each block of 128 columns, and one over the blocks."""
+    blocks = weight.data.reshape(weight.shape[0], -1, 132)
+    scales = np.ascontiguousarray(blocks[..., :4]).view("<f4")[..., 0]
+    numbers = NUMBERS[blocks[..., 4:]]
+    total: F32 = np.zeros((len(x), weight.shape[0]), np.float32)
+    for block in range(start // 128, end // 128):
+        part = np.zeros_like(total)
+        for k in range(128):
+            column = np.broadcast_to(x[:, 128 * block + k, None], part.shape)
+            part = fma(np.broadcast_to(numbers[:, block, k], part.shape), column, part)
+        total = fma(part, np.broadcast_to(scales[:, block], part.shape), total)
+    return total
+
+
 def contract(weight: Weight, x: F32, bias: F32 | None, ends: tuple[int, ...]) -> F32:
+    leaf = leaf_of_blocks if weight.dtype == "E4M3" else leaf_of_columns
     sums = [leaf(weight, x, start, end) for start, end in zip((0, *ends[:-1]), ends, strict=True)]
     while len(sums) > 1:
         sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
@@ -66,6 +83,26 @@ def test_every_build_has_the_bits_of_the_contract(stored: str, data: st.DataObje
         loaded = ops.load(weight)
         vector = None if bias is None else ops.load(Weight("bias", "F32", bias.shape, bias.view(np.uint8), weight.file))
         got = ops.linear(x, loaded, vector, leaves=leaves, name="op")
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), err_msg=isa)
+
+
+@settings(max_examples=25)
+@given(
+    tokens=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 40]),
+    rows=st.sampled_from([1, 15, 16, 17, 63, 64, 65, 100, 144]),
+    blocks=st.integers(1, 9),
+    in_leaves=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_build_has_the_bits_of_fp8(tokens: int, rows: int, blocks: int, in_leaves: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    weight = random_blocks("E4M3", rows, 128 * blocks, rng)
+    x = rng.standard_normal((tokens, 128 * blocks)).astype(np.float32)
+    leaves = leaf_ends(128 * blocks, 128 if in_leaves else None)
+    want = contract(weight, x, None, leaves)
+    for isa in supported_isas():
+        ops = NativeOps(isa=isa, threads=1 + seed % 3)
+        got = ops.linear(x, ops.load(weight), leaves=leaves, name="op")
         np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), err_msg=isa)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.quant import FORMATS, Format
+from karat.quant import GGML_FORMATS, Format
 
 DATA = Path(__file__).parents[1] / "data" / "ggml_blocks.npz"
 
@@ -82,7 +82,8 @@ def sample() -> NDArray[np.float32]:
 def main() -> None:
     ggml = Ggml()
     arrays: dict[str, NDArray[Any]] = {"sample": sample()}
-    for name, format_ in FORMATS.items():
+    for format_ in GGML_FORMATS.values():
+        name = format_.name
         blocks = np.random.default_rng(12).integers(0, 256, (2, format_.block_bytes), np.uint8)
         arrays[f"{name}.blocks"], arrays[f"{name}.values"] = blocks, ggml.dequantize(format_, blocks)
         if format_.pack is not None:

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
-from karat.config import RopeConfig
-from karat.ops.rope_table import growths
+from karat.config import ModelConfig, RopeConfig
+from karat.ops.rope_table import growths, inverse_frequencies
 
 
 class Widen(TorchFunctionMode):
@@ -80,3 +80,16 @@ class InFloat64:
         del self._rotary.forward
         if self._scale is not None:
             self._module.get_llama_4_attn_scale = self._scale
+
+
+def frequencies_of(config: ModelConfig, *, by_kind: bool) -> Any:
+    """Of RoPE in all layers, or in those with and without a window; of none too, which is not turned."""
+    kinds = {True: "full_attention", False: "sliding_attention"}
+    turns = {
+        kinds[shape.window is None]: (shape.rope, shape.rotary_dim or shape.head_dim)
+        for shape in config.shapes
+        if shape.rope is not None
+    }
+    if by_kind:
+        return {kind: inverse_frequencies(rope, size) for kind, (rope, size) in turns.items()}
+    return inverse_frequencies(*next(iter(turns.values()), (config.rope, config.shape(0).head_dim)))

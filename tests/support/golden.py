@@ -26,6 +26,7 @@ COMPUTED_AS_STORED = (
     "F32",
     "F16",
     "BF16",
+    "E4M3",
     "Q4_0",
     "Q4_1",
     "Q5_0",

@@ -24,6 +24,10 @@ def placeholder(format_: Format, values: Floats) -> Blocks:
         blocks[:, 0] = 127
         blocks[:, 0] += np.rint(np.log2(wanted / _sizes(format_, blocks))).astype(np.int8).view(np.uint8)
         return blocks
+    if format_.name == "E4M3":
+        blocks[:, :4] = np.ones((len(blocks), 1), "<f4").view(np.uint8)
+        blocks[:, :4] = (wanted / _sizes(format_, blocks)).astype("<f4")[:, None].view(np.uint8)
+        return blocks
     _put(format_, blocks, np.ones(len(blocks)))
     _put(format_, blocks, wanted / _sizes(format_, blocks))
     return blocks

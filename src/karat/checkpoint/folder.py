@@ -11,10 +11,12 @@ from typing import Any
 from karat.checkpoint.composite import Composite, TextPart
 from karat.checkpoint.files import member, open_regular
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
+from karat.checkpoint.quantization import quantization_of
 from karat.checkpoint.safetensors import MAX_NAME_LEN, read_safetensors
+from karat.checkpoint.scaled import joined, part_of, remarks_on_scaled
 from karat.checkpoint.strict_json import JsonError, JsonStream, read_json
 from karat.checkpoint.unused import Unused, prediction_in_folder, remarks_on_unused, set_aside
-from karat.checkpoint.weights import Weight, remarks_on
+from karat.checkpoint.weights import BYTES, NARROW, Weight, remarks_on
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError, ConfigError
 
@@ -36,7 +38,7 @@ class FolderCheckpoint:
     Of a folder with several models in it (karat.checkpoint.composite), `config` and `weights` are the text model's.
     `unused` has the tensors that are declared unused. `config` is as the user's `overrides` leave it.
     `generation_fault` says why there is no `generation_config`, if a file of its name cannot be read: only what needs
-    it fails.
+    it fails. `remarks` are those on how weights are stored.
     """
 
     path: Path
@@ -46,6 +48,7 @@ class FolderCheckpoint:
     overrides: Overrides = NO_OVERRIDES
     unused: Unused = field(default_factory=dict)
     generation_fault: ConfigError | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def generation_source(self) -> str:
@@ -55,7 +58,7 @@ class FolderCheckpoint:
     @property
     def warnings(self) -> tuple[str, ...]:
         """To be shown when the model is loaded."""
-        remarks = [*remarks_on_unused(self.unused), *remarks_on(self.weights.values())]
+        remarks = [*self.remarks, *remarks_on_unused(self.unused), *remarks_on(self.weights.values())]
         return (*remarks, *self.overrides.remarks(self.config))
 
 
@@ -79,14 +82,19 @@ def open_folder(
             )
         generation, fault = _read_generation(path)
         config = read_json(config_file)
-        weights = _read_shards(path, files) if files else read_safetensors(path / SINGLE)
+        kind = quantization_of(config)
+        also = () if kind is None else (BYTES, NARROW)
+        weights = _read_shards(path, files, also) if files else read_safetensors(path / SINGLE, also)
+        weights, others = set_aside(weights, part_of) if kind is not None else (weights, {})
+        weights = joined(weights, kind) if kind is not None else weights
+        remarks = remarks_on_scaled(weights.values(), kind) if kind is not None else []
         model_type = config.get("model_type")
         composite = composites.get(model_type) if isinstance(model_type, str) else None
         text = TextPart(config, weights, {}) if composite is None else composite.text_part(config, weights)
         config = overrides.of_config(text.config)
         weights, predicting = set_aside(text.weights, prediction_in_folder(config))
-        unused = {**text.unused, **predicting}
-        checkpoint = FolderCheckpoint(path, config, generation, weights, overrides, unused, fault)
+        unused = {**others, **text.unused, **predicting}
+        checkpoint = FolderCheckpoint(path, config, generation, weights, overrides, unused, fault, tuple(remarks))
         _check_num_layers(checkpoint)
         return checkpoint
     except OSError as fault:
@@ -219,7 +227,7 @@ def _weight_files(folder: Path) -> Mapping[str, str]:
     return files
 
 
-def _read_shards(folder: Path, files: Mapping[str, str]) -> dict[str, Weight]:
+def _read_shards(folder: Path, files: Mapping[str, str], also: tuple[str, ...]) -> dict[str, Weight]:
     """The tensors of all shards. Each must be in the file that the index names, and in no other."""
     weights: dict[str, Weight] = {}
     strays: list[tuple[str, str]] = []
@@ -228,7 +236,7 @@ def _read_shards(folder: Path, files: Mapping[str, str]) -> dict[str, Weight]:
             raise CheckpointError(
                 f"{folder}: has no {file}, into which the index puts {num_listed} tensors; download it too"
             )
-        for name, weight in read_safetensors(path).items():
+        for name, weight in read_safetensors(path, also).items():
             if files.get(name) == file:
                 weights[name] = weight
             else:

@@ -12,7 +12,7 @@ _KINDS: Sequence[tuple[str, str]] = (
     (r"lora_|\.base_layer\.", "these are a LoRA adapter's: merge it into its base model first"),
     (
         r"\.(qweight|qzeros|g_idx|scales|weight_scale(_inv)?|weight_packed|absmax|quant_map|SCB)$",
-        "these are a quantised model's (GPTQ, AWQ, FP8, …), not read yet: use the unquantised original",
+        "these are a quantised model's, and config.json announces none, or another: use the unquantised original",
     ),
     (r"^blk\.\d", "these are GGUF names in a safetensors file: use the GGUF file, or the model's original files"),
     (

@@ -91,8 +91,10 @@ def read_header(path: Path) -> SafetensorsHeader:
         return _read_header(path, file, size)
 
 
-def read_safetensors(path: Path) -> dict[str, Weight]:
-    """The tensors of a file by name, memory-mapped. Raises CheckpointError, also for types that Karat does not compute.
+def read_safetensors(path: Path, also: tuple[str, ...] = ()) -> dict[str, Weight]:
+    """The tensors of a file by name, memory-mapped. Raises CheckpointError for types that Karat does not compute.
+
+    `also` are types that are parts of weights here (karat.checkpoint.scaled).
 
     Sizes are checked when the file is opened. If another process shortens the file later, the first lost page ends this
     process with SIGBUS, as with any mapping: replace models by renaming, never in place.
@@ -100,7 +102,7 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
     file, size = open_regular(path)
     with file:
         header = _read_header(path, file, size)
-        others = [name for name, entry in header.entries.items() if not _is_computed(name, entry)]
+        others = [name for name, entry in header.entries.items() if not _is_computed(name, entry, also)]
         if others:
             raise CheckpointError(
                 f"{path}: tensor {shown(others[0])} is {header.entries[others[0]].dtype}"
@@ -116,9 +118,9 @@ def read_safetensors(path: Path) -> dict[str, Weight]:
     }
 
 
-def _is_computed(name: str, entry: TensorEntry) -> bool:
+def _is_computed(name: str, entry: TensorEntry, also: tuple[str, ...]) -> bool:
     """Whether Karat knows the type, or the bytes: those of MXFP4 (karat.checkpoint.joins)."""
-    return entry.dtype in COMPUTED_TYPES or (entry.dtype == BYTES and name.endswith(MXFP4_PARTS))
+    return entry.dtype in (*COMPUTED_TYPES, *also) or (entry.dtype == BYTES and name.endswith(MXFP4_PARTS))
 
 
 def _read_header(path: Path, file: BinaryIO, size: int) -> SafetensorsHeader:

@@ -51,9 +51,9 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
         rows  | rank 0 |                 columns | rank 0 | rank 1 |
               | rank 1 |                 a row is row_bytes; a rank has bytes row_span of each
 
-    The part stays a view of the file. Its own bytes are read, and the rest of the pages at their ends. The system is
-    told at once which bytes will be read, unless they are only gathered. Raises CheckpointError where a block would be
-    cut.
+    The part stays a view of the file, unless the tensor has to be made of it. Its own bytes are read, and the rest of
+    the pages at their ends. The system is told at once which bytes will be read, unless they are only gathered. Raises
+    CheckpointError where a block would be cut.
     """
     if spec.pieces is None:
         return weight
@@ -64,6 +64,7 @@ def sliced(weight: Weight, spec: WeightSpec) -> Weight:
             f"{weight.file}: columns {piece[0]} to {piece[1]} of {weight.name} would cut blocks of {size} of "
             f"{weight.dtype}; run it with fewer ranks, or convert it to a type with smaller blocks"
         )
+    weight = weight.settled()
     part = replace(weight, shape=part_shape(weight, spec), whole_shape=weight.shape)
     if len(weight.shape) == 1 or spec.shard_axis == 0:
         return _rows(weight, part, spec.pieces, announced=not spec.gathered)

@@ -15,14 +15,15 @@ from karat.quant import FORMATS
 
 # Plain types; any other type of a weight is the name of a block format (karat.quant).
 PLAIN_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-BYTES = "U8"  # what is no tensor of a model by itself (karat.checkpoint.joins)
+# What is no tensor of a model by itself (karat.checkpoint.joins, karat.checkpoint.scaled): bytes, and floats of a byte.
+BYTES, NARROW = "U8", "F8_E4M3"
 
 
 def num_stored_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor as a file stores it."""
     if (format_ := FORMATS.get(dtype)) is not None:
         return format_.num_bytes(prod(shape))
-    return prod(shape) if dtype == BYTES else PLAIN_BYTES[dtype] * prod(shape)
+    return prod(shape) if dtype in (BYTES, NARROW) else PLAIN_BYTES[dtype] * prod(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +41,8 @@ class Weight:
     [start, stop) of each stored row. `whole_shape` is the stored tensor's shape where this is a part of one
     (karat.checkpoint.slices).
 
-    With `made`, the file stores the tensor in another way: `stored` is what it is made of, and made() are its bytes, as
-    `stored` has them otherwise. `settled` is the weight that has them.
+    With `made`, the file stores the tensor in another way: `stored` is what it is made of, and made() are the bytes
+    that `stored` has otherwise. `settled` is the weight that has them.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Weight:
     def data(self) -> NDArray[np.uint8]:
         """The bytes of the tensor's rows in order, flat uint8: `stored` itself, or a new array on each access."""
         if self.made is not None:
-            return self.made()
+            return self.settled().data
         if self.row_order is None and self.row_span is None:
             return self.stored
         rows = self.stored.reshape(-1, self.row_bytes)
@@ -88,11 +89,11 @@ class Weight:
     def rows(self, start: int, stop: int) -> "Weight":
         """Rows start … stop - 1 of a tensor (of a vector: values). Nothing is read."""
         shape, whole_shape = (stop - start, *self.shape[1:]), self.whole_shape or self.shape
+        if (row_order := self.row_order) is not None:
+            return replace(self, shape=shape, whole_shape=whole_shape, row_order=lambda: row_order()[start:stop])
         if (made := self.made) is not None:
             part = slice(start * self.row_bytes, stop * self.row_bytes)
             return replace(self, shape=shape, whole_shape=whole_shape, made=lambda: made()[part])
-        if (row_order := self.row_order) is not None:
-            return replace(self, shape=shape, whole_shape=whole_shape, row_order=lambda: row_order()[start:stop])
         stored = self.stored[start * self.row_bytes : stop * self.row_bytes]
         return replace(self, shape=shape, whole_shape=whole_shape, stored=stored)
 
@@ -113,7 +114,7 @@ class Weight:
     def to_array(self, dtype: np.dtype[np.floating]) -> NDArray[np.floating]:
         """The stored values as a new array [*shape] of `dtype` (float32 or float64), exactly.
 
-        A block format's values are those of its `dequantize`, which computes in float32. F64 is first rounded to
+        A block format's values are those of its `dequantize`. F64 is first rounded to
         float32, so that a model is the same on every executor.
         """
         if (format_ := FORMATS.get(self.dtype)) is not None:

@@ -93,7 +93,7 @@ class WeightLoader:
             weight = sliced(whole, spec)
             self.bytes_read += weight.num_bytes
             self._loaded[spec.source] = self.parts[spec] = self._load(spec, weight)
-            if weight is not whole:
+            if weight is not whole or whole.made is not None:
                 whole.release()
             self._report()
         return self._loaded[spec.source]

@@ -239,7 +239,7 @@ def as_stored(hybrid: HybridShape, weight: Weight, *, tiles: bool = True) -> Wei
         case "in_proj_z.weight":
             return replace(weight, row_order=lambda: rows)
         case "out_proj.weight":
-            return replace(weight, made=partial(_columns, weight, heads))
+            return replace(weight, row_order=None, made=partial(_columns, weight, heads))
     return replace(weight, row_order=lambda: heads)  # a row, or a number, for each head
 
 

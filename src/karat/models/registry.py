@@ -7,6 +7,7 @@ from typing import Any
 from karat.checkpoint.assign import assign
 from karat.checkpoint.composite import Composite
 from karat.checkpoint.packed import PackedFile
+from karat.checkpoint.quantization import quantization_of, refusal
 from karat.checkpoint.slices import without_read_ahead
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
@@ -108,11 +109,9 @@ def _read(raw: Mapping[str, object]) -> tuple[ModelConfig, ConfigReader]:
     model_type = raw.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if quantization := raw.get("quantization_config"):
-        method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
-        if family is None or method not in family.quantised:
-            raise ConfigError(
-                f"quantization method {shown(method)} is not supported in a Hugging Face folder; use the original model"
-            )
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if quantization_of(raw) is None and (family is None or method not in family.quantised):
+            raise ConfigError(refusal(quantization))
     known: list[Family[Any] | Composite] = [*FAMILIES.values(), *COMPOSITES.values()]
     supported = ", ".join(f"{kind.model_type} ({kind.architecture})" for kind in known)
     if family is None:

@@ -1,4 +1,4 @@
-"""Block formats of quantised weights: those that GGUF files hold, and those that Karat quantises to.
+"""Block formats of quantised weights: those that GGUF files hold, those that Karat quantises to, and E4M3 of folders.
 
 CODINGS has those with integer kernels, as integers.
 """

@@ -60,17 +60,17 @@ class Coding:
 class Format:
     """A way to store `block_size` consecutive values of a row in `block_bytes` bytes.
 
-    `name` and `ggml_type` are GGUF's. `unpack` turns blocks [n, block_bytes] into values [n, block_size], both
-    C-contiguous. `pack` is its inverse up to rounding, or None where Karat only reads the format. It takes finite
-    values and may return infinite scales, which `quantize` refuses. Callers use `quantize` and `dequantize`.
-    `coding` is None where there are no integer kernels for the format.
+    `name` and `ggml_type` are GGUF's; ggml_type is None of a format that it does not have. `unpack` turns blocks
+    [n, block_bytes] into values [n, block_size], both C-contiguous. `pack` is its inverse up to rounding, or None where
+    Karat only reads the format. It takes finite values and may return infinite scales, which `quantize` refuses.
+    Callers use `quantize` and `dequantize`. `coding` is None where there are no integer kernels for the format.
     """
 
     name: str
-    ggml_type: int
+    ggml_type: int | None
     block_size: int
     block_bytes: int
-    unpack: Callable[[Blocks], Values]
+    unpack: Callable[[Blocks], NDArray[np.floating]]
     pack: Callable[[Values], Blocks] | None = None
     coding: Coding | None = None
 
@@ -81,6 +81,8 @@ class Format:
 
     def dequantize(self, blocks: Blocks, out: NDArray[np.floating] | None = None) -> NDArray[np.floating]:
         """The values [n, block_size] of blocks [n, block_bytes], in float32 arithmetic with one rounding a step.
+
+        Those of E4M3 are exact, and rounded once where `out` is float32.
 
         Any bytes are legal. Infinite or NaN scales give infinite or NaN values. `out`, float32 or float64
         [n, block_size], receives the values if given.

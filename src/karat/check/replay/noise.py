@@ -131,6 +131,7 @@ def ggml_half_step(x: Array, stored: str) -> Array | None:
     None if nothing is rounded. Inputs are rounded to fit the stored type of the weight (vec_dot_type):
 
         weight                       inputs become
+        E4M3                         the same type, the largest of 128 becoming 448
         block format of 32 values    8-bit integers in blocks of 32 (Q8_0, Q8_1)
         block format of 256 values   8-bit integers in blocks of 256 (Q8_K)
         f16, bf16                    the same type
@@ -144,4 +145,6 @@ def ggml_half_step(x: Array, stored: str) -> Array | None:
         return None
     blocks = x.reshape(len(x), -1, format_.block_size)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    if stored == "E4M3":
+        return np.maximum(np.abs(blocks) * 2.0**-4, largest / 448 * 2.0**-10).reshape(x.shape)
     return np.broadcast_to(largest / 254, blocks.shape).reshape(x.shape)

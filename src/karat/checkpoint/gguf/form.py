@@ -187,7 +187,7 @@ def restated(weight: Weight, change: Callable[[NDArray[np.floating]], NDArray[np
     def made() -> NDArray[np.uint8]:
         return change(weight.to_array(np.dtype(np.float32))).astype("<f4", copy=False).view(np.uint8)
 
-    return replace(weight, dtype="F32", made=made)
+    return replace(weight, dtype="F32", row_order=None, row_span=None, made=made)
 
 
 def stated_window(metadata: Metadata, architecture: str) -> int:
