@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.test_states_elsewhere import CONFIG
+from tests.engine.tiny import write_model
 from tests.server.conftest import Running, serving
 from tests.server.test_hostile import request_bytes
 from tests.support.seed import SEED
@@ -35,7 +37,7 @@ def request(rng: random.Random) -> tuple[str, dict[str, Any]]:
     if rng.random() < 0.5:
         message = {"role": "user", "content": "word " * rng.randint(1, 60)}
         return "/v1/chat/completions", {"messages": [message], **common}
-    return "/v1/completions", {"prompt": [rng.randrange(5, 900)] * rng.randint(1, 200), **common}
+    return "/v1/completions", {"prompt": [rng.randrange(5, 250)] * rng.randint(1, 200), **common}
 
 
 class Client(threading.Thread):
@@ -94,11 +96,19 @@ def settled(server: Running) -> dict[str, int]:
     return held(server)
 
 
+@pytest.fixture(params=["embedded", "hybrid"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """The embedded model, or one with recurrent layers, few sequences at once and room for few states."""
+    if request.param == "embedded":
+        return []
+    return [str(write_model(tmp_path, **CONFIG)), "--max-num-seqs", "4", "--state-cache-bytes", "100000"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5, pytest.param(1200, marks=pytest.mark.long)])
 @pytest.mark.timeout(1800)
-def test_a_soak_with_disconnects(seconds: int) -> None:
-    with serving() as server:
+def test_a_soak_with_disconnects(seconds: int, model: list[str]) -> None:
+    with serving(*model) as server:
         load(server, 2)  # threads and buffers that stay
         before = settled(server)
         clients, waits = load(server, seconds)
@@ -109,4 +119,7 @@ def test_a_soak_with_disconnects(seconds: int) -> None:
         assert after["threads"] <= before["threads"]
         assert after["memory"] < before["memory"] + MAX_GROWTH_KB
         assert sorted(waits)[int(len(waits) * 0.99)] < 10 * 0.5, "ten times the goal: the machine may be busy"
+        if model:
+            assert server.gauge("karat_state_snapshots") <= server.gauge("karat_state_snapshots_most")
+            assert server.gauge("karat_prefix_cache_hits") > 0, "chats begin alike"
         assert server.stop() == 0
