@@ -1,23 +1,26 @@
 """An engine on the emulated GPU answers as the native one does, and its receipts verify there."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from karat import LLM, SamplingParams
-from karat.check.session.same_bits import invariance_of
+from karat.check.session.same_bits import invariance, invariance_of
 from karat.models.opening import open_model
 from karat.ops.device import missing
 from karat.ops.logits import DeviceLogits
 from karat.ops.native import unavailable_reason
-from tests.convert.folders import FAMILIES, folder_of
+from karat.text.placeholder import placeholder_tokenizer
 from tests.engine.tiny import write_model
+from tests.support import golden
 from tests.support.seed import SEED
 
 if reason := unavailable_reason() or missing("cuda-emulated"):
     pytest.skip(f"no emulated GPU: {reason}", allow_module_level=True)
 
+GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_logits.json").read_text(encoding="utf-8"))
 PROMPTS = ["Once upon a time there was a fox", "Yes."]
 PARAMS = [SamplingParams(max_tokens=5, ignore_eos=True, seed=seed, logprobs=2) for seed in range(2)]
 
@@ -64,13 +67,24 @@ def test_same_bits_on_the_cpu_and_on_both(tmp_path: Path) -> None:
     assert all(row.is_right for row in rows)
 
 
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize(("family", "stored"), golden.cases())
+def test_every_family_and_type_has_the_golden_digest(family: str, stored: str) -> None:
+    """That of the native executor when its numerics were last defined; with a layer on the CPU, too."""
+    for host_layers in (0, 1):
+        options = {"device": "cuda-emulated", "host_layers": host_layers}
+        assert golden.digest_of(family, stored, **options) == GOLDEN[f"{family} {stored}"], f"{host_layers} on the CPU"
+
+
 @pytest.mark.drawn(2)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family(family: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", int(SEED), **FAMILIES[family])
-    given = {"max_model_len": 32, "quantize": "q4_0"}
-    logits = [
-        LLM(folder, device=device, **given).logits(list(range(5, 17)))  # type: ignore[arg-type]
-        for device in ("cuda-emulated", "cpu")
-    ]
-    np.testing.assert_array_equal(*(each.view(np.uint32) for each in logits))
+@pytest.mark.parametrize("family", golden.FAMILIES)
+def test_no_setting_changes_a_bit_in_any_family(family: str) -> None:
+    """Chunks, of one token too, which are recorded steps; batches, found prefixes, preemption, op by op."""
+    rng = np.random.default_rng(int(SEED))
+    texts = [rng.integers(0, 300, n).tolist() for n in (11, 4, 1)]
+    tokenizer = placeholder_tokenizer(300)
+    native = invariance(golden.model_of(family, "Q4_0", threads=1), tokenizer, texts, kv_dtype="float16")
+    want = next(native).digest
+    device = golden.model_of(family, "Q4_0", device="cuda-emulated")
+    for row in invariance(device, tokenizer, texts, kv_dtype="float16"):
+        assert row.digest == want and row.is_right, row.setting.name

@@ -15,7 +15,7 @@ import numpy as np
 
 from karat import LLM
 from karat.models.decoder import weight_specs
-from karat.models.registry import build, read_config
+from karat.models.registry import Model, build, read_config
 from karat.ops import registry
 from karat.quant import FORMATS
 from tests.support.forward import run
@@ -94,8 +94,8 @@ def cases() -> Iterator[tuple[str, str]]:
             yield "qwen2", stored
 
 
-def digest_of(family: str, stored: str, *, threads: int = 1) -> str:
-    """The digest of the logits of three prompts, computed together in chunks of 33 with a float16 cache."""
+def model_of(family: str, stored: str, **options: Any) -> Model:
+    """The model on an executor with these options (karat.ops.registry.create)."""
     config = read_config(
         config_of(
             family,
@@ -109,20 +109,14 @@ def digest_of(family: str, stored: str, *, threads: int = 1) -> str:
             **FAMILIES[family],
         )
     )
-    ops = registry.create("native", "float32", {"threads": threads})
-    return _digest(
-        *run(
-            build(
-                config,
-                ops,
-                _weights(config, stored),
-                num_positions=128,
-            ),
-            _prompts(config.vocab_size),
-            chunk=33,
-            kv_dtype="float16",
-        )
-    )
+    ops = registry.create("auto" if "device" in options else "native", "float32", options)
+    return build(config, ops, _weights(config, stored), num_positions=128)
+
+
+def digest_of(family: str, stored: str, **options: Any) -> str:
+    """The digest of the logits of three prompts, computed together in chunks of 33 with a float16 cache."""
+    model = model_of(family, stored, **options)
+    return _digest(*run(model, _prompts(model.config.vocab_size), chunk=33, kv_dtype="float16"))
 
 
 def embedded_digest() -> str:
@@ -132,7 +126,7 @@ def embedded_digest() -> str:
 
 
 def all_digests() -> dict[str, str]:
-    return {"embedded": embedded_digest()} | {f"{f} {s}": digest_of(f, s) for f, s in cases()}
+    return {"embedded": embedded_digest()} | {f"{f} {s}": digest_of(f, s, threads=1) for f, s in cases()}
 
 
 def _prompts(vocab_size: int) -> list[list[int]]:
