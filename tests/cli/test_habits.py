@@ -9,7 +9,7 @@ import typer
 
 from karat.cli import habits
 from karat.cli.app import command
-from karat.cli.habits import translated
+from karat.cli.habits import commanded, translated
 from tests.cli.conftest import Karat
 
 FLAGS, VALUED = ("-q", "--debug"), ("--temperature", "--max-tokens", "--seed", "--stop", "-p", "--model")
@@ -62,8 +62,8 @@ def test_flags_before_words() -> None:
 
 def test_the_first_that_is_not_there_gets_the_answer() -> None:
     for later in ("-cnv", "--mmproj"):
-        taken = translated(["--grammar", "a", later], FLAGS, [*VALUED, "--json-schema"], ())
-        assert taken.advice and taken.advice.startswith("there is no --grammar here: ")
+        taken = translated(["--lora", "a", later], FLAGS, VALUED, ())
+        assert taken.advice and taken.advice.startswith("there is no --lora here: ")
 
 
 @pytest.mark.parametrize("given", [["-md", "a.gguf"], ["-xyz"], ["-n", "4", "-cd", "8"], ["-modelname"]])
@@ -138,7 +138,12 @@ def test_every_name_that_is_meant_is_there() -> None:
         ("run", ["-dev", "CUDA0", "-mg", "0"], [], "-mg has no effect: --device NAME chooses where all"),
         ("run", ["--device", "cuda", "-sm", "none"], ["--device", "cuda"], "-sm has no effect: --device NAME chooses"),
         ("pack", ["-ngl", "99"], [], "-ngl has no effect: Karat computes on the CPU"),
-        ("run", ["-ngl", "0", "-dev", "none"], [], None),
+        ("run", ["-ngl", "0", "-dev", "none", "--device", "none"], [], None),
+        ("run", ["--rope-freq-base", "5000"], ["--override", "rope_theta=5000"], None),
+        ("run", ["--rope-freq-base=0", "--verbose-prompt"], [], "--verbose-prompt has no effect"),
+        ("run", ["-mu", "https://huggingface.co/a/b"], ["--model", "https://huggingface.co/a/b"], None),
+        ("run", ["--grammar-file", "a"], ["--grammar", "a"], None),
+        ("serve", ["--chat-template-kwargs", '{"a": false}'], ["--template-arg", "a=false"], None),
         ("run", ["--n_predict", "8", "--ctx_size=64"], ["--max-tokens", "8", "--max-model-len=64"], None),
         ("run", ["--max_tokens", "8"], ["--max-tokens", "8"], None),
         ("run", ["-r", "User:"], ["--stop", "User:"], None),
@@ -156,7 +161,7 @@ def test_of_each_command(command: str, given: list[str], made: list[str] | None,
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (["run", "-cnv"], 2, "there is no -cnv here: karat chat talks, and karat run --chat asks once; see `karat run"),
+        (["run", "-cnv", "-p", "a"], 2, "there is no -cnv here: karat chat talks, and karat run --chat asks once; see"),
         (["quantize", "a"], 2, "there is no command quantize: karat convert IN OUT.gguf --quant Q4_K_M; see `karat --"),
         (
             ["gguf-split", "a"],
@@ -170,8 +175,17 @@ def test_of_each_command(command: str, given: list[str], made: list[str] | None,
             2,
             "there is no command batched-bench: karat bench MODEL, with --batch N for batched decode",
         ),
-        (["-m", "a", "-p", "b"], 2, 'there is no command -m: karat run -m MODEL -p "TEXT"'),
-        (["-hf", "a/b", "-p", "c"], 2, 'there is no command -hf: karat run -hf ORG/NAME -p "TEXT"'),
+        (
+            ["-m", "./a", "-p", "b"],
+            4,
+            "taken as karat run, which goes on with a text; --chat answers it\nkarat: error: './a': does not",
+        ),
+        (["run", "--rope-freq-scale", "0.5", "a"], 2, "--rope-scaling linear --rope-factor N, for a scale of 1 / N"),
+        (["run", "--grammar", "a", "b"], 2, "--grammar a: [Errno 2] No such file or directory: 'a'; expected a file"),
+        (["run", "--grammar", "a: b", "-j", "{}", "b"], 2, "an answer has one form; give one of them"),
+        (["run", "-f", "a", "-p", "b"], 2, "-f and -p both give the prompt; give one of them"),
+        (["run", "-f", "./none"], 2, "-f none: No such file or directory; expected a text file"),
+        (["run", "--chat-template-kwargs", "x", "a"], 2, "--template-arg 'x': expected KEY=VALUE"),
         (["run", "--temp", "x", "a"], 2, "--temperature"),
         (["run", "-n", "0", "a"], 7, "error: --max-tokens 0: expected an integer from 1 to "),
         (["run", "--temp", "-1", "a"], 7, "error: --temperature -1.0: expected "),
@@ -225,6 +239,47 @@ def test_a_command_by_habit(karat_here: Karat) -> None:
     done = karat_here("run", "-p", "Once", "-n", "1", *servers, LLAMA_ARG_CTX_SIZE="64", LLAMA_ARG_PORT="1")
     assert done.returncode == 0
     assert "LLAMA_ARG_CTX_SIZE, LLAMA_ARG_PORT in the environment: not read; give options instead\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ("-m a -p b", "run -m a -p b"),
+        ("-m a --prompt=b", "run -m a --prompt=b"),
+        ("--model=a", "chat --model=a"),
+        ("-hf a/b -cnv", "chat -hf a/b -cnv"),
+        ("llama-cli -m a -f b", "run -m a -f b"),
+        ("cli -m a", "chat -m a"),
+        ("run -m a -cnv", "chat -m a -cnv"),
+        ("run -m a -i -p b", "run -m a -i -p b"),
+        ("server -m a --port 1", "serve -m a --port 1"),
+        ("llama-server -m a", "serve -m a"),
+        ("llama-bench -m a", "bench -m a"),
+        ("show a", "inspect a"),
+        ("run b", "run b"),
+        ("--version", "--version"),
+        ("", ""),
+    ],
+)
+def test_names_of_other_programs(given: str, made: str) -> None:
+    taken, remark = commanded(given.split())
+    assert taken == made.split() and (remark is None) == (given == made)
+
+
+def test_a_grammar_and_a_prompt_are_files_or_themselves(tmp_path: Path, karat_here: Karat) -> None:
+    (tmp_path / "prompt.txt").write_text("Once upon\n")
+    (tmp_path / "a.gbnf").write_text('root ::= "yes" | "yes, yes"')
+    for grammar in ('root ::= "yes"', 'start: "yes"\n', str(tmp_path / "a.gbnf")):
+        done = karat_here("run", "-q", "-p", "Once", "--grammar", grammar, "-n", "9")
+        assert done.returncode == 0 and done.stdout in ("yes\n", "yes, yes\n")
+    asked = [["-f", str(tmp_path / "prompt.txt")], ["-p", "Once upon"], ["--file", str(tmp_path / "prompt.txt")]]
+    assert len({karat_here("run", "-q", *given, "-n", "4").stdout for given in asked}) == 1
+
+
+def test_a_command_line_of_llama_cli(karat_here: Karat) -> None:
+    done = karat_here("-p", "Once", "-n", "3", "--temp", "0")
+    assert done.returncode == 0 and done.stderr.startswith("karat -p: taken as karat run, which goes on with a text; ")
+    assert done.stdout == karat_here("run", "-p", "Once", "-n", "3", "--temp", "0").stdout
 
 
 def test_no_number_of_tokens_and_a_prompt_like_a_name(karat_here: Karat) -> None:

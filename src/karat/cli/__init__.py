@@ -12,8 +12,9 @@ from typing import TextIO
 
 from karat.cli.collection import without_collections
 from karat.cli.exits import BROKEN_PIPE, INTERRUPTED, OK, Terminated, report
+from karat.cli.habits import commanded
 from karat.cli.options import Invocation
-from karat.cli.terminal import emit
+from karat.cli.terminal import emit, tell
 from karat.config import Settings, numpy_on_one_thread
 
 
@@ -25,13 +26,15 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     _prepare_streams()
     numpy_on_one_thread()
-    args = tuple(sys.argv[1:] if args is None else args)
-    invocation = Invocation(debug=Settings.from_env().debug, args=args)
+    args, remark = commanded(sys.argv[1:] if args is None else args)
+    invocation = Invocation(debug=Settings.from_env().debug, args=tuple(args))
     try:
         signal.signal(signal.SIGTERM, _terminate)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
             signal.signal(signal.SIGHUP, _terminate)
         try:
+            if remark is not None and {"-q", "--quiet"}.isdisjoint(args):
+                tell(remark)
             _run(args, invocation)
             emit("")  # or fail, if the buffered output cannot be written
             code = OK

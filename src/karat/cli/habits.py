@@ -4,6 +4,7 @@ An option that a command of Karat has itself is never looked up here. docs/from-
 the same for readers.
 """
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ _RENAMED: Mapping[str, str] = {
     **dict.fromkeys(("-a", "--alias"), "--served-model-name"),
     **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
     **dict.fromkeys(("-b", "--batch-size"), "--max-num-batched-tokens"),
-    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "--model"),
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-mu", "--model-url"), "--model"),
+    "--grammar-file": "--grammar",
     "--chat-template-file": "--chat-template",
     "--dry-sequence-breaker": "--dry-sequence-breakers",
     "--override-kv": "--override",
@@ -45,10 +47,15 @@ _RENAMED: Mapping[str, str] = {
 }
 # Flags before what is a word of its own here, by the names of the words.
 _WORDS: Mapping[str, Collection[str]] = {
-    **dict.fromkeys(("-m", "--model", "-hf", "-hfr", "--hf-repo"), ("model",)),
+    **dict.fromkeys(("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"), ("model",)),
     **dict.fromkeys(("-f", "--file"), ("words",)),
     **dict.fromkeys(("-o", "--outfile", "--output"), ("out",)),
 }
+# An option whose value another option takes in a form of its own.
+_SAID_AS: Mapping[str, tuple[str, str]] = {
+    "--rope-freq-base": ("--override", "rope_theta={}"),
+}
+_TEMPLATE_ARGS = ("--chat-template-kwargs", "--default-chat-template-kwargs")  # an object, of which each is an option
 _CPU = (
     "--device NAME chooses where all of the model is computed: cpu (the default) or cuda",
     "Karat computes on the CPU",
@@ -109,6 +116,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, _Texts]] = {
     **dict.fromkeys(("--tool-call-parser", "--reasoning-parser", "--reasoning-format"), (None, _BY_TEMPLATE)),
     **dict.fromkeys(("--enable-prefix-caching", "--cache-prompt"), ((), "prefixes are always shared")),
     **dict.fromkeys(("--no-display-prompt", "--simple-io", "--color", "-co"), ((), "output is plain")),
+    "--verbose-prompt": ((), "--json has the ids of the prompt"),
     "--log-disable": ((), "-q leaves errors alone"),
     **dict.fromkeys(("--uvicorn-log-level", "--log-level"), (None, "-q leaves errors alone")),
     **dict.fromkeys(("--disable-log-requests", "--disable-log-stats"), ((), "-q leaves errors alone")),
@@ -116,7 +124,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Collection[str] | None, _Texts]] = {
 # Values that are llama.cpp's defaults: given so, an option is none at all.
 _DEFAULTS: Mapping[str, Collection[str]] = {
     **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), ("0",)),
-    "-dev": ("none",),
+    **dict.fromkeys(("-dev", "--device"), ("none",)),
     "--mirostat": ("0",),
     **dict.fromkeys(("-c", "--ctx-size", "--ctx", "--num-ctx"), ("0",)),
     "--keep": ("0", "-1"),
@@ -125,7 +133,6 @@ _DEFAULTS: Mapping[str, Collection[str]] = {
     **dict.fromkeys(("--grammar", "--lora", "--mmproj"), ("",)),
 }
 _TALK = "karat chat talks, and karat run --chat asks once"
-_GRAMMAR = "--json-schema FILE holds an answer to a schema, and the field grammar of the server to GBNF or Lark"
 _NO_LORA = "LoRA is not there yet"
 _NO_DRAFTS = "drafts are not there yet"
 _NO_EMBEDDINGS = "Karat makes no embeddings yet"
@@ -137,17 +144,15 @@ _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("-sysf", "--system-prompt-file"), "--system TEXT"),
     **dict.fromkeys(("-bf", "--binary-file"), "the prompt is read from stdin: karat run -m MODEL < FILE"),
     "--reasoning-budget": "--template-arg enable_thinking=false, for models that have it",
-    **dict.fromkeys(("-f", "--file"), "the prompt is read from stdin: karat run -m MODEL < FILE"),
-    **dict.fromkeys(("--grammar", "--grammar-file"), _GRAMMAR),
     **dict.fromkeys(("--embedding", "--embeddings"), _NO_EMBEDDINGS),
-    "--rope-freq-base": "--override rope_theta=N",
-    **dict.fromkeys(("--chat-template-kwargs", "--default-chat-template-kwargs"), "--template-arg KEY=VALUE, for each"),
+    "--rope-freq-scale": "--rope-scaling linear --rope-factor N, for a scale of 1 / N",
+    "--yarn-orig-ctx": "leave it out: a model's own context is what it was trained for",
+    **dict.fromkeys(_TEMPLATE_ARGS, "--template-arg KEY=VALUE, for each"),
     **dict.fromkeys(("--tokenizer", "--tokenizer-mode"), "leave it out: a model's own tokenizer is taken"),
     **dict.fromkeys(("--lora", "--lora-scaled", "--lora-modules", "--enable-lora"), _NO_LORA),
     **dict.fromkeys(
         ("-md", "--model-draft", "--draft", "--draft-max", "--speculative-config", "--spec-type"), _NO_DRAFTS
     ),
-    **dict.fromkeys(("-mu", "--model-url"), "fetch the file first, or name a model on the hub: karat pull ORG/NAME"),
     **dict.fromkeys(("-mm", "--mmproj"), "there are no images yet"),
     **dict.fromkeys(("--mirostat", "--mirostat-lr", "--mirostat-ent"), "--typical-p aims at the same surprise"),
     **dict.fromkeys(("-e", "--escape"), "escapes stay as they are: the shell writes them, as in $'one\\ntwo'"),
@@ -161,7 +166,6 @@ _ADVICE: Mapping[str, str] = {
     **dict.fromkeys(
         ("--samplers", "--sampling-seq", "--sampler-seq"), "the order is fixed; leave one out by its own option"
     ),
-    "--verbose-prompt": "--json has the ids of the prompt",
     "--format": "--json-schema FILE holds an answer to a schema",
     "--insecure": "hubs are asked as HF_ENDPOINT says",
     "--timeout": "karat serve has --body-timeout-s, --head-timeout-s and --write-timeout-s",
@@ -204,9 +208,7 @@ _COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("tokenize", "tokenise"), "karat serve has /tokenize, and karat run --json the ids of a prompt"),
     "version": "karat --version",
     "--list-devices": "karat env",
-    **dict.fromkeys(("server", "start"), "karat serve MODEL"),
-    **dict.fromkeys(("complete", "completion", "generate"), 'karat run MODEL "TEXT"'),
-    **dict.fromkeys(("show", "info"), "karat inspect MODEL"),
+    "start": "karat serve MODEL",
     **dict.fromkeys(
         ("list", "ps", "ls", "rm", "cp", "stop"), "karat env says what is here; models are folders and files of yours"
     ),
@@ -215,11 +217,20 @@ _COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("batched-bench", "benchmark"), "karat bench MODEL, with --batch N for batched decode"),
     **dict.fromkeys(("create", "push"), "a Modelfile is not read: karat run MODEL, with --system and --temperature"),
     "download": "karat pull ORG/NAME",
-    "cli": 'karat run MODEL "TEXT", or karat chat MODEL',
     **dict.fromkeys(("embedding", "embed", "rerank"), _NO_EMBEDDINGS),
-    **dict.fromkeys(("-m", "--model", "-p", "--prompt"), 'karat run -m MODEL -p "TEXT"'),
-    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), 'karat run -hf ORG/NAME -p "TEXT"'),
 }
+# Programs of llama.cpp, by the command that does the same; an option in place of a command is one of llama-cli.
+_PROGRAMS: Mapping[str, str] = {
+    **dict.fromkeys(("server", "llama-server"), "serve"),
+    **dict.fromkeys(("complete", "completion", "generate", "llama-completion"), "run"),
+    **dict.fromkeys(("show", "info"), "inspect"),
+    "llama-bench": "bench",
+    "llama-perplexity": "perplexity",
+}
+_CLI = ("cli", "llama-cli")
+_TALKING = frozenset({"-cnv", "--conversation", "-i", "--interactive"})
+_NOT_TALKING = frozenset({"-p", "--prompt", "-f", "--file", "-no-cnv", "--no-conversation", "-st", "--single-turn"})
+_OF_CLI = ("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-p", "--prompt")
 # Options in a text, and what a text says of another command.
 _OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 _OF_ANOTHER = re.compile(r"karat (?!--)[^;]*")
@@ -238,6 +249,25 @@ class Translated:
     is_wrong: bool = False
 
 
+def commanded(args: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words with the command that another engine's name of a program means, and a remark on it, if there is one.
+
+    Without a prompt llama-cli talks.
+    """
+    first, *rest = args or ("",)
+    names = {arg.partition("=")[0] for arg in args}
+    talks, is_option = _NOT_TALKING.isdisjoint(names), first.partition("=")[0] in _OF_CLI
+    if is_option or first in _CLI:
+        command = "chat" if talks else "run"
+    elif first == "run" and talks and not _TALKING.isdisjoint(names):
+        command = "chat"
+    elif (command := _PROGRAMS.get(first, "")) == "":
+        return list(args), None
+    goes_on = command == "run" and "--chat" not in names and (is_option or first in _CLI)
+    more = ", which goes on with a text; --chat answers it" if goes_on else ""
+    return [command, *(args if is_option else rest)], f"karat {first}: taken as karat {command}{more}"
+
+
 def translated(
     args: Sequence[str], flags: Collection[str], valued: Collection[str], words: Collection[str], command: str = ""
 ) -> Translated:
@@ -254,16 +284,21 @@ def translated(
             name = name.replace("_", "-")
             arg = f"{name}{equals}{value}" if name in own else arg
         key = f"{command} {name}"
-        if arg == "--" or not arg.startswith("-") or name in own:
+        said_as = _SAID_AS.get(name)
+        if (value if equals else waiting[-1] if waiting else None) in _DEFAULTS.get(name, ()):
+            if not equals:
+                waiting.pop()
+        elif arg == "--" or not arg.startswith("-") or name in own:
             made.append(arg)
             if name in valued and not equals and waiting:
                 made.append(waiting.pop())
             if arg == "--":
                 made += reversed(waiting)
                 break
-        elif (value if equals else waiting[-1] if waiting else None) in _DEFAULTS.get(name, ()):
-            if not equals:
-                waiting.pop()
+        elif said_as is not None and said_as[0] in own and (equals or waiting):
+            made += [said_as[0], said_as[1].format(value if equals else waiting.pop())]
+        elif name in _TEMPLATE_ARGS and "--template-arg" in own and (equals or waiting):
+            made += _each_template_arg(value if equals else waiting.pop())
         elif other := next((each for each in _RENAMED.get(name, "").split() if each in own), None):
             waiting.append(f"{other}{equals}{value}")
         elif not equals and any(word in words for word in _WORDS.get(name, ())):
@@ -282,6 +317,16 @@ def translated(
                 advice = f"there is no {name} here{told}"
             made.append(arg)
     return Translated(made, tuple(remarks), advice)
+
+
+def _each_template_arg(text: str) -> list[str]:
+    """--template-arg for each variable of an object; the text itself where it is none, which is then refused."""
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    pairs = [f"{key}={json.dumps(value)}" for key, value in given.items()] if isinstance(given, dict) else [text]
+    return [word for pair in pairs for word in ("--template-arg", pair)]
 
 
 def _after_colon(texts: _Texts, own: Collection[str]) -> str:

@@ -19,7 +19,7 @@ from karat.cli.prefill import PromptWatch
 from karat.cli.run_json import as_object
 from karat.cli.run_receipt import ReceiptChunks, settle_seed, signer_from
 from karat.cli.sampling_options import ReportOptions, SamplingOptions
-from karat.cli.sources import resolve
+from karat.cli.sources import resolve, text_of
 from karat.cli.terminal import emit, is_terminal, note
 from karat.errors import NumericsError, UsageError
 from karat.request import SamplingParams
@@ -52,6 +52,9 @@ def run(
     ] = None,
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt, whatever it looks like.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("-f", "--file", metavar="FILE", help="The prompt is the text of FILE.")
     ] = None,
     escape: Annotated[bool, typer.Option("-e", "--escape", help="Read \\n and the like in the prompt.")] = False,
     no_escape: Annotated[bool, typer.Option("--no-escape", help="Leave them, without a remark.")] = False,
@@ -103,6 +106,10 @@ def run(
     given = sampling.given() | reports.given()
     SamplingParams(**given)  # wrong options are reported before a model is loaded
     words = [word for word in (first, second) if word is not None]
+    if file is not None:
+        if prompt is not None:
+            raise UsageError("-f and -p both give the prompt; give one of them")
+        prompt = text_of(file)
     source = resolve([*words, *ctx.args], model, prompt)
     if source.remark and not quiet:
         note(source.remark)

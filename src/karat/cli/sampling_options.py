@@ -78,6 +78,9 @@ class SamplingOptions:
     json_schema: Annotated[
         str | None, option("Sampling", "FILE", "The answer is JSON that keeps to a JSON Schema: its file, or itself.")
     ] = None
+    grammar: Annotated[
+        str | None, option("Sampling", "FILE", "The answer keeps to a grammar (GBNF or Lark): its file, or itself.")
+    ] = None
     seed: Annotated[int | None, option("Sampling", "N", "The same seed gives the same answer; -1: a random one.")] = (
         None
     )
@@ -104,8 +107,12 @@ class SamplingOptions:
             del arguments["max_tokens"]
         if self.seed == -1:  # as in llama.cpp and on the server: another each time
             arguments["seed"] = int.from_bytes(os.urandom(4))
+        if self.json_schema is not None and self.grammar is not None:
+            raise UsageError("--json-schema and --grammar: an answer has one form; give one of them")
         if self.json_schema is not None:
             arguments["structured_outputs"] = {"json": _schema_of(arguments.pop("json_schema"))}
+        if self.grammar is not None:
+            arguments["structured_outputs"] = {"grammar": _grammar_of(arguments.pop("grammar"))}
         if self.dry_sequence_breakers == ["none"]:  # as in llama.cpp
             arguments["dry_sequence_breakers"] = []
         if self.bad_words_ids:
@@ -150,13 +157,21 @@ class ReportOptions:
 
 def _schema_of(given: str) -> str:
     """A JSON Schema that is given itself, or by the path of its file."""
-    if given.lstrip().startswith("{"):
-        return given
+    return given if given.lstrip().startswith("{") else _in_file(given, "--json-schema", "a JSON Schema")
+
+
+def _grammar_of(given: str) -> str:
+    """A grammar that is given itself, in which a rule has a colon, or by the path of its file."""
+    is_itself = "\n" in given or (":" in given and not Path(given).exists())
+    return given if is_itself else _in_file(given, "--grammar", "a grammar")
+
+
+def _in_file(path: str, option: str, what: str) -> str:
     try:
-        with Path(given).open("rb") as file:
+        with Path(path).open("rb") as file:
             return file.read(MAX_GRAMMAR_CHARS * 4 + 1).decode()  # SamplingParams refuses more
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--json-schema {given}: {error}; expected a file with a JSON Schema in UTF-8") from None
+        raise UsageError(f"{option} {path}: {error}; expected a file with {what} in UTF-8") from None
 
 
 def _bias(text: str) -> tuple[int, float]:

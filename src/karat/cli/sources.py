@@ -6,6 +6,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 from karat.cli.terminal import is_terminal
 from karat.errors import CapacityError, RequestError, UsageError
@@ -146,15 +148,26 @@ def _read_pipe(model: str | None, *, asked: bool) -> str:
 
 def piped_text(what: str) -> str:
     """All of stdin, which is `what`; CapacityError for more than MAX_PIPE_BYTES, RequestError for what is not UTF-8."""
-    content = sys.stdin.buffer.read(MAX_PIPE_BYTES + 1)
+    return _read(sys.stdin.buffer, f"{what} on stdin")
+
+
+def text_of(path: Path) -> str:
+    """The prompt in a file, less one line end; UsageError for a file that cannot be read, and errors as of stdin."""
+    try:
+        with path.open("rb") as file:
+            return _read(file, f"the prompt in {path}").removesuffix("\n").removesuffix("\r")
+    except OSError as fault:
+        raise UsageError(f"-f {path}: {fault.strerror}; expected a text file") from None
+
+
+def _read(stream: BinaryIO, where: str) -> str:
+    content = stream.read(MAX_PIPE_BYTES + 1)
     if len(content) > MAX_PIPE_BYTES:
         raise CapacityError(
-            f"{what} on stdin has more than {MAX_PIPE_BYTES} bytes, more than any context holds; expected a text "
+            f"{where} has more than {MAX_PIPE_BYTES} bytes, more than any context holds; expected a text "
             "that the model can read; give a part of it"
         )
     try:
         return content.decode()
     except UnicodeDecodeError as fault:
-        raise RequestError(
-            f"{what} on stdin is not UTF-8 (byte {fault.start}); convert it, for example with iconv"
-        ) from None
+        raise RequestError(f"{where} is not UTF-8 (byte {fault.start}); convert it, for example with iconv") from None
