@@ -213,6 +213,10 @@ def test_of_tools_and_a_form_the_one_at_fault_is_named(scripted: Running, choice
     function = {"type": "function", "function": {"name": "f", "parameters": wrong, "strict": True}}
     fault = scripted.ask(CHAT, chat_body("Hello", tool_choice=choice, **FORMS[CHAT]) | {"tools": [function]})
     assert fault.status == 400 and fault.json["error"]["param"] == "tools[0].function.parameters"
+    assert fault.json["error"]["message"].startswith("tools[0].function.parameters: type: ")
+    tool = {"name": "f", "input_schema": wrong, "strict": True}  # whose errors have no param
+    fault = scripted.ask(MESSAGES, BODIES[MESSAGES]("Hello", tool_choice={"type": "auto"}) | {"tools": [tool]})
+    assert fault.status == 400 and fault.json["error"]["message"].startswith("tools[0].input_schema: type: ")
 
 
 class Rendering:

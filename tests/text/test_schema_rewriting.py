@@ -294,6 +294,13 @@ def test_what_no_grammar_keeps_to_is_refused_by_name(schema: Any) -> None:
         rewritten(schema)
 
 
+def test_bounds_without_a_number_between_them_are_refused_as_they_were_given() -> None:
+    for least, most in ((2**53 + 1, 2**53 + 1), (2**60 + 1, 2**60 + 100), (-(2**53) - 1, -(2**53) - 1)):
+        with pytest.raises(RequestError, match=f"json: minimum={least} and maximum={most}: the compiler has no number"):
+            rewritten({"type": "integer", "minimum": least, "maximum": most})
+    rewritten({"type": "integer", "minimum": 2**60, "maximum": 2**60})
+
+
 def test_the_place_of_what_is_refused_is_said() -> None:
     tags = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     for schema, place in (

@@ -80,9 +80,10 @@ class GrammarCompiler:
             reason = _reason(matcher)
             if kind != "grammar":
                 reason = _with_keyword(str(form.json or form.tool_calls), reason)
+            param = self._param(form)
+            where = f"{param}: {kind}" if param == "structured_outputs" else param
             raise RequestError(
-                f"structured_outputs: {kind}: {reason}; expected what a grammar can keep to; change it or leave it out",
-                param=self._param(form),
+                f"{where}: {reason}; expected what a grammar can keep to; change it or leave it out", param=param
             )
         return Grammar(self._after(matcher, form.begun or ""), self._vocab_size, self._threads)
 

@@ -297,6 +297,7 @@ def _cases(schema: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], Schema]:
 
 def _round_bounds(schema: Schema) -> None:
     """Bounds that the compiler would round outwards, or does not take, come to the next inside that it has."""
+    given = dict(schema)
     for name, outward in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
         value = schema.get(name)
         if isinstance(value, float) and value.is_integer():
@@ -317,6 +318,14 @@ def _round_bounds(schema: Schema) -> None:
             near = float(value)
             value = int(near if (int(near) - value) * outward <= 0 else math.nextafter(near, -math.inf * outward))
         schema[name] = value
+    low: Any = schema.get("minimum")
+    high: Any = schema.get("maximum")
+    if _is_number(low) and _is_number(high) and low > high and given["minimum"] <= given["maximum"]:
+        raise RequestError(
+            f"structured_outputs: json: minimum={given['minimum']} and maximum={given['maximum']}: the compiler has no "
+            "number between them, as beyond 2^53 it has float64's alone; set them further apart, or write it as a text",
+            param="structured_outputs",
+        )
     for own, others, added in (
         (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"), MOST),
         (("maximum", "exclusiveMaximum"), ("minimum", "exclusiveMinimum"), LEAST),
