@@ -12,7 +12,7 @@ from typing import Literal
 
 from karat.errors import ConfigError
 
-RopeType = Literal["default", "factors", "linear", "llama3", "yarn"]
+RopeType = Literal["default", "factors", "linear", "llama3", "longrope", "yarn"]
 FloatName = Literal["float16", "bfloat16", "float32", "float64"]
 Activations = Literal["float64", "float32", "int24", "int16", "int8"]
 
@@ -33,7 +33,8 @@ class RopeConfig:
     `rope_type` decides which fields are used. linear: `factor`. llama3: `factor`, the two frequency factors and the
     original length. yarn: `factor`, the original length, the betas, `truncate` and `attention_factor` (already
     resolved; cosine and sine are multiplied by it). factors (only from GGUF): `factors` has a number for each pair of a
-    head, and the pair's frequency is divided by it.
+    head, and the pair's frequency is divided by it. longrope: the same, with an `attention_factor`; each wavelength is
+    multiplied.
     """
 
     theta: float
@@ -84,7 +85,7 @@ class LayerShape:
                 f"q grows by {self.growth} with the position, which is supported only with a RoPE of whole heads that "
                 "has an original length, as yarn and llama3 have; check rope_parameters"
             )
-        if rope is not None and rope.rope_type == "factors" and len(rope.factors) != num_pairs:
+        if rope is not None and rope.rope_type in ("factors", "longrope") and len(rope.factors) != num_pairs:
             raise ConfigError(f"{len(rope.factors)} factors of RoPE; expected one for each of {num_pairs} pairs")
 
 
@@ -134,6 +135,20 @@ class ModelConfig:
         if len(self.layer_windows) != self.num_layers:
             raise ConfigError(f"{len(self.layer_windows)} layer types for {self.num_layers} layers")
         _ = self.shapes  # which must be possible
+
+    @property
+    def usual_context(self) -> int:
+        """The tokens of a context where nobody asks for another one."""
+        return self.max_position_embeddings
+
+    @property
+    def other_ropes(self) -> tuple[RopeConfig, ...]:
+        """What RoPE would be with contexts of other lengths."""
+        return ()
+
+    def reading(self, context: int | None) -> "ModelConfig":
+        """This model with what it computes for contexts of so many tokens, which is decided once; None: the usual."""
+        return self
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:

@@ -10,8 +10,9 @@ from safetensors.numpy import save_file
 
 from karat.config import embedded_model_path
 from karat.models.decoder import weight_specs
+from karat.models.families import FAMILIES as FORMS
 from karat.models.registry import read_config
-from tests.support.parallel import hub_name
+from tests.support.parallel import hub_name, joined
 from tests.support.sideways import sideways
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -107,8 +108,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 48,
         "pad_token_id": 0,
     },
+    "phi3": {"model_type": "phi3", "sliding_window": 24, "pad_token_id": 0},
+    "phi3 with longrope": {
+        "model_type": "phi3",
+        "original_max_position_embeddings": 64,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.25, 1.5],
+            "long_factor": [1.0, 2.5, 4.0, 7.75],
+        },
+        "pad_token_id": 0,
+    },
     "mixtral": {"model_type": "mixtral", "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 2},
     "olmo2": {"model_type": "olmo2", "pad_token_id": 0},
+    "olmo3": {
+        "model_type": "olmo3",
+        "sliding_window": 24,
+        "num_hidden_layers": 5,
+        "pad_token_id": 0,
+        "rope_theta": 500000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    },
     "olmoe": {"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 3, "pad_token_id": 0},
     "qwen2_moe": {
         "model_type": "qwen2_moe",
@@ -164,5 +185,6 @@ def folder_of(path: Path, seed: int = 0, **changes: Any) -> Path:
     tensors = {
         hub_name(config["model_type"], name): rng.standard_normal(shape, np.float32) for name, shape in shapes.items()
     }
+    tensors = joined(tensors, FORMS[config["model_type"]].gguf.joined)
     save_file(sideways(tensors) if config["model_type"] == "gpt_oss" else tensors, path / "model.safetensors")
     return path

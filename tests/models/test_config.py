@@ -4,7 +4,8 @@ Covers: karat.models.family, karat.models.gemma2, karat.models.gemma3_text, kara
 karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.ministral3, karat.models.qwen2,
 karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral, karat.models.mixtures,
 karat.models.olmo2, karat.models.olmoe, karat.models.reader, karat.models.ropes, karat.models.seed_oss,
-karat.models.smollm3, karat.models.lfm2, karat.models.lfm2_moe, karat.models.exaone4, karat.models.window_patterns.
+karat.models.smollm3, karat.models.lfm2, karat.models.lfm2_moe, karat.models.exaone4, karat.models.window_patterns,
+karat.models.olmo3, karat.models.phi3.
 """
 
 import copy
@@ -117,6 +118,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"sliding_window": 64, "head_dim": 12, "num_local_experts": 8, "num_experts_per_tok": 2},
     "olmo2": {"attention_bias": False, "pad_token_id": 0},
+    "phi3": {"sliding_window": 64, "original_max_position_embeddings": 64, "pad_token_id": 0},
+    "olmo3": {"attention_bias": False, "pad_token_id": 0, "sliding_window": 64},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": False, "attention_bias": False},
     "qwen2_moe": {
         "use_sliding_window": True,
@@ -200,17 +203,19 @@ EXTRA: dict[str, dict[str, Any]] = {
     "seed_oss": {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False, "head_dim": 12},
     "smollm3": {"attention_bias": False, "mlp_bias": False, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 0},
 }
+LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
 
-ROPE_BY_KIND = ("gemma3_text",)
+ROPE_BY_KIND = ("gemma3_text", "olmo3")
 
 
 def rope_of(family: str, **rope: Any) -> dict[str, Any]:
     """rope_parameters as transformers 5 has them for the family."""
     if family not in ROPE_BY_KIND:
         return rope
-    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    theta = 500000.0 if family == "olmo3" else 10000.0
+    return {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": theta}}
 
 
 def raw_config(family: str, **changes: Any) -> dict[str, Any]:
@@ -220,13 +225,12 @@ def raw_config(family: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_4_and_5_write_the_same_model(family: str) -> None:
-    four = raw_config(family, rope_theta=1e6, rope_scaling={"type": "yarn", **YARN}, torch_dtype="bfloat16")
-    five = raw_config(
-        family, rope_parameters=rope_of(family, rope_type="yarn", rope_theta=1e6, **YARN), dtype="bfloat16"
-    )
+    theta = 5e5 if family == "olmo3" else 1e6
+    four = raw_config(family, rope_theta=theta, rope_scaling={"type": "yarn", **YARN}, torch_dtype="bfloat16")
+    rope = rope_of(family, rope_type="yarn", rope_theta=theta, **YARN)
     config = read_config(four)
-    assert config == read_config(five)
-    assert config.rope.theta == 1e6
+    assert config == read_config(raw_config(family, rope_parameters=rope, dtype="bfloat16"))
+    assert config.rope.theta == theta
     assert config.rope.rope_type == "yarn"
     assert config.rope.attention_factor == pytest.approx(1.1386294361119891, abs=1e-15)
     assert (config.dtype, config.bos_token_id, config.eos_token_ids) == ("bfloat16", 1, (2, 3))
@@ -549,6 +553,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exaone4", {"sliding_window_pattern": "LGL"}, "sliding_window_pattern='LGL': expected an integer"),
     ("exaone4", {"sliding_window_pattern": 0}, "sliding_window_pattern=0"),
     ("exaone4", {"sliding_window": None, "layer_types": ["sliding_attention"] * 4}, "no sliding_window is in force"),
+    ("phi3", {"rope_scaling": LONG | {"long_factor": None}}, "long_factor=None: expected a list"),
+    (
+        "phi3",
+        {"rope_scaling": LONG | {"short_factor": [1.0, 1.0]}},
+        "2 factors of RoPE; expected one for each of 4",
+    ),
+    ("phi3", {"rope_scaling": LONG | {"short_factor": [0.5] * 4}}, "short_factor=[0.5, 0.5, 0.5, 0.5]"),
+    ("phi3", {"rope_scaling": LONG | {"type": "linear"}}, "rope_type='linear' has a short_factor"),
+    ("phi3", {"rope_scaling": LONG | {"short_mscale": 1.2}}, "short_mscale=1.2"),
+    ("phi3", {"original_max_position_embeddings": 512, "rope_scaling": LONG}, "original_max_position_embeddings=512"),
+    ("phi3", {"layer_types": ["full_attention"] * 4}, "layer_types"),
+    ("phi3", {"partial_rotary_factor": 0.4}, "head_dim=3: rotary embedding turns pairs"),
     ("granite", {"logits_scaling": 0}, "logits_scaling=0.0"),
     ("granite", {"logits_scaling": True}, "logits_scaling=True"),
     (
@@ -670,6 +686,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("olmo2", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("olmo2", {"sliding_window": 64}, "sliding_window=64"),
     ("olmo2", {"layer_types": ["sliding_attention"] * 4}, "no sliding_window is in force"),
+    ("olmo3", {"rope_theta": 1e6}, "rope_theta=1e+06: transformers takes it for layers without a window alone"),
+    ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "expected an object for each of full_attention"),
+    ("olmo3", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("olmoe", {"clip_qkv": 0}, "clip_qkv=0"),
     ("olmoe", {"sliding_window": 64}, "sliding_window=64"),
@@ -817,8 +836,8 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
     ):  # transformers 5 refuses it
         changes += [{"num_key_value_heads": None}]
     yarn = rope_of(family, rope_type="yarn", **YARN, finetuned=True, extrapolation_factor=1)
-    changes += [{"rope_parameters": yarn}]
-    if family == "exaone4" or family.startswith("gemma"):
+    changes += [{"rope_parameters": yarn}] if family != "phi3" else []  # where transformers takes it for longrope
+    if family in ("exaone4", "olmo3") or family.startswith("gemma"):
         changes += [{"sliding_window": ...}, {"layer_types": None}]
     elif family not in ("granite", "llama", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "seed_oss"):
         changes += [{"sliding_window": ...}, {"sliding_window": None}]

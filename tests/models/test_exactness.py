@@ -48,14 +48,14 @@ def test_logits_equal_transformers(family: str, index: int) -> None:
     assert single.std() >= 1, "the random model is too tame to test anything"
     assert _mean_largest_weight(outputs.attentions) > 0.1, "attention is close to uniform"
 
-    ours = forward.from_transformers(config, hf, ReferenceOps("float32"))
+    ours = forward.from_transformers(config, hf, ReferenceOps("float32"), context=PROMPT_LEN)
     (narrow,) = forward.run(ours, [ids])
     assert narrow.dtype == np.float32
 
-    truth = forward.from_transformers(config, hf, ReferenceOps("float64"))
+    truth = forward.from_transformers(config, hf, ReferenceOps("float64"), context=PROMPT_LEN)
     hf = hf.double()
     by_kind = "full_attention" in config["rope_parameters"]
-    with torch.no_grad(), InFloat64(hf, frequencies_of(truth.config, by_kind=by_kind)):
+    with torch.no_grad(), InFloat64(hf, frequencies_of(truth.config, by_kind=by_kind), PROMPT_LEN):
         double = hf(torch.tensor([ids])).logits[0]
     assert double.dtype == torch.float64
     (logits,) = forward.run(truth, [ids])

@@ -18,6 +18,7 @@ OTHER_MEANINGS = {
     "bench/peers/gguf_file.py": "a pre-tokenizer in GGUF",
     "check/diagnosis/peers.py": "pre-tokenizers in GGUF",
     "bench/shapes.py": "config.json of released models",
+    "checkpoint/unsupported.py": "what is nearest to others",
     "convert/tokenizer.py": "kinds of tokenizers in GGUF",
     "text/tools/lfm2.py": "a format of calls",
     "text/tools/llama.py": "a format of calls",

@@ -85,6 +85,7 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     (tapped,) = forward.run(model, [ids], ops=tap)
     np.testing.assert_array_equal(plain, tapped)
     shared = {name for name in tap.records if name in theirs}
+    heads, inner = ("o", ("down",)) if family == "phi3" else ("qkvo", ("gate", "up", "down"))  # others are rows of one
     has_first_norm = "model.layers.0.input_layernorm" in theirs  # norms may stand after the parts alone
     expected = {embedding, "model.norm", "lm_head"} | {
         f"model.layers.{i}{part}"
@@ -92,12 +93,12 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
         for part in (
             "",
             *([".input_layernorm"] if has_first_norm else []),
-            *([f".{part}" for part in recurrent] if recurrent and i == 0 else [f".self_attn.{p}_proj" for p in "qkvo"]),
+            *([f".{part}" for part in recurrent] if recurrent and i == 0 else [f".self_attn.{p}_proj" for p in heads]),
             ".post_attention_layernorm",
             *(
                 [".mlp", ".mlp.router" if family == "gpt_oss" else ".mlp.gate"]
                 if "num_experts_per_tok" in config
-                else [f".mlp.{p}_proj" for p in ("gate", "up", "down")]
+                else [f".mlp.{p}_proj" for p in inner]
             ),
         )
     }

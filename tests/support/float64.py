@@ -36,13 +36,18 @@ class Widen(TorchFunctionMode):
 class InFloat64:
     """Context in which `model` (converted by `.double()`) computes without a float32 island.
 
-    Of a model with several in it, the text model. `frequencies` are those of all layers, or of each kind of them.
+    Of a model with several in it, the text model. `frequencies` are those of all layers, or of each kind of them; they
+    may be others for texts of `length` tokens.
     """
 
-    def __init__(self, model: Any, frequencies: NDArray[np.float32] | Mapping[str, NDArray[np.float32]]) -> None:
+    def __init__(
+        self, model: Any, frequencies: NDArray[np.float32] | Mapping[str, NDArray[np.float32]], length: int = 1
+    ) -> None:
         base = getattr(model.model, "language_model", model.model)
         self._rotary = base.pos_emb if hasattr(base, "pos_emb") else base.rotary_emb
         fresh = type(self._rotary)(base.config)
+        if getattr(fresh, "rope_type", None) == "longrope":
+            fresh(torch.zeros(1), torch.tensor([[length - 1]]))
         self._frequencies = {"": frequencies} if isinstance(frequencies, np.ndarray) else dict(frequencies)
         for kind, ours in self._frequencies.items():
             theirs = getattr(fresh, f"{kind}_inv_freq" if kind else "inv_freq").numpy()

@@ -28,13 +28,17 @@ class ArrayCheckpoint:
 
 
 def from_transformers(
-    raw_config: Mapping[str, object], hf_model: Any, ops: Executor, num_positions: int = 512
+    raw_config: Mapping[str, object], hf_model: Any, ops: Executor, num_positions: int = 512, context: int | None = None
 ) -> Model:
-    """Karat's model of a transformers model's weights, through Karat's own config reading and assignment."""
+    """Karat's model of a transformers model's weights, through Karat's own config reading and assignment.
+
+    It computes what it computes in a `context` of so many tokens, or in the usual one.
+    """
     tensors = {name: t.detach().float().numpy() for name, t in hf_model.state_dict().items()}
     if raw_config["tie_word_embeddings"]:
         del tensors["lm_head.weight"]
-    return build(read_config(raw_config), ops, ArrayCheckpoint(tensors), num_positions=num_positions)
+    config = read_config(raw_config).reading(context)
+    return build(config, ops, ArrayCheckpoint(tensors), num_positions=num_positions)
 
 
 def run(

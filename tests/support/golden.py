@@ -74,6 +74,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"swiglu_limit": 2.0, "sliding_window": 20},
     "mixtral": {"tie_word_embeddings": False},
     "olmo2": {"attention_bias": True},
+    "phi3": {"partial_rotary_factor": 0.5, "tie_word_embeddings": False},
+    "olmo3": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
     "olmoe": {"norm_topk_prob": True},
     "qwen2_moe": {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512},
     "qwen3_moe": {"mlp_only_layers": [1], "moe_intermediate_size": 128},

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -52,6 +52,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "olmo2": {"head_dim": 16, "pad_token_id": 0},
+    "olmo3": {"head_dim": 16, "pad_token_id": 0, "sliding_window": 512, "rope_theta": 500000.0},
     "olmoe": {"num_experts": 16, "num_experts_per_tok": 3, "head_dim": 16},
     "qwen2_moe": {
         "num_experts": 16,
@@ -88,6 +89,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "num_experts": 16,
         "num_experts_per_tok": 3,
     },
+    "phi3": {"pad_token_id": 0},
     "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "ministral3": {
         "rope_scaling": {
@@ -186,6 +188,8 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
             config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if family == "exaone4" and config["sliding_window"] is None:  # which transformers wants stated then
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    if family == "olmo3" and "sliding_window" not in changes:  # a cache of one group
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if family == "gpt_oss" and "sliding_window" not in changes:  # a cache of one group
         config |= {"sliding_window": 512, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
     return config
@@ -202,6 +206,15 @@ def hub_name(model_type: str, name: str) -> str:
     for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
         name = re.sub(rf"(\.experts\.\d+)\.{ours}_proj\.", rf"\1.{theirs}.", name)
     return name.replace(".mlp.", ".block_sparse_moe.")
+
+
+def joined(arrays: dict[str, Any], parts: Mapping[str, str]) -> dict[str, Any]:
+    """Arrays of rows, of which those of one whole (`GgufForm.joined`) are one."""
+    found: dict[str, list[Any]] = {}
+    for name, array in arrays.items():
+        part = next((each for each in parts if f".{each}." in name), "")
+        found.setdefault(name.replace(f".{part}.", f".{parts[part]}.") if part else name, []).append(array)
+    return {name: np.concatenate(each) if len(each) > 1 else each[0] for name, each in found.items()}
 
 
 def _join_qkvz(tensors: dict[str, Any], config: dict[str, Any]) -> None:
@@ -236,6 +249,14 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd:
         tensors[spec.source] = (dtype, spec.shape, _draw(rng, dtype, spec.shape, mean=mean))
         if spec.stored:  # filters
             tensors[spec.source] = (dtype, spec.stored[stored in FORMATS], tensors[spec.source][2])
+    if parts := FAMILIES[read.model_type].gguf.joined:
+        rows = joined({name: data.reshape(shape[0], -1) for name, (_, shape, data) in tensors.items()}, parts)
+        firsts = {
+            next(iter(joined({name: data}, parts))): (dtype, shape) for name, (dtype, shape, data) in tensors.items()
+        }
+        tensors = {
+            name: (firsts[name][0], (len(data), *firsts[name][1][1:]), data.reshape(-1)) for name, data in rows.items()
+        }
     if stored not in FORMATS:
         if read.model_type == "gpt_oss":
             size = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}

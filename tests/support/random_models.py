@@ -28,7 +28,9 @@ FAMILIES = (
     "mistral",
     "mixtral",
     "olmo2",
+    "olmo3",
     "olmoe",
+    "phi3",
     "qwen2",
     "qwen2_moe",
     "qwen3",
@@ -39,9 +41,9 @@ FAMILIES = (
     "seed_oss",
     "smollm3",
 )
-# Whose traces by transformers are compared in `make test`, and those in `make test-long` alone. Gemma has none yet.
+# Whose traces by transformers are compared in `make test`, or in `make test-long` alone. Gemma and Phi-3 have none yet.
 _RECORDED_LATER = ("lfm2", "lfm2_moe", "qwen3_next")
-_NOT_RECORDED = ("gemma2", "gemma3_text")
+_NOT_RECORDED = ("gemma2", "gemma3_text", "phi3")
 RECORDED = tuple(family for family in FAMILIES if family not in (*_RECORDED_LATER, *_NOT_RECORDED))
 WITH_TRACES = [*RECORDED, *(pytest.param(family, marks=pytest.mark.long) for family in _RECORDED_LATER)]
 _MARGIN = 1e-4
@@ -94,6 +96,8 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config["sliding_window"] = window
     elif family == "ministral3":
         config |= {"sliding_window": window, "pad_token_id": 0, "rope_parameters": _growing(rng, config)}
+    elif family == "phi3":
+        config |= {"sliding_window": window, "pad_token_id": 0, **_draw_phi3(rng, head_dim, rope_type)}
     elif family == "exaone4":
         stated = {"sliding_window_pattern": 2} if rng.random() < 0.5 else {"layer_types": _draw_types(rng, num_layers)}
         stated = {"layer_types": ["full_attention"] * num_layers} if window is None else stated
@@ -134,8 +138,16 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config["shared_expert_intermediate_size"] = rng.choice([13, 32])
     if family == "qwen2_moe":
         config |= {"shared_expert_intermediate_size": rng.choice([13, 32]), "qkv_bias": rng.random() < 0.8}
-    if family in ("olmo2", "olmoe"):
+    if family in ("olmo2", "olmo3", "olmoe"):
         config["pad_token_id"] = 0
+    if family == "olmo3":  # transformers 5.24 looks for truncate beside the kinds
+        ropes = {"full_attention": config["rope_parameters"], "sliding_attention": draw_rope(rng)}
+        ropes = {kind: {key: each for key, each in rope.items() if key != "truncate"} for kind, rope in ropes.items()}
+        config |= {
+            "sliding_window": window or 20,
+            "rope_parameters": ropes,
+            "layer_types": _draw_types(rng, num_layers),
+        }
     if family == "granite":
         config |= {
             "embedding_multiplier": rng.choice([12.0, 0.3]),
@@ -143,7 +155,18 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
             "residual_multiplier": rng.choice([0.22, 1.6]),
             "logits_scaling": rng.choice([0.3, 0.1]),
         }
-    if family in ("gpt_oss", "granite", "llama", "olmo2", "olmoe", "qwen3", "qwen3_moe", "seed_oss", "smollm3"):
+    if family in (
+        "gpt_oss",
+        "granite",
+        "llama",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+    ):
         config["attention_bias"] = rng.random() < 0.5
     if family in ("granite", "llama", "seed_oss", "smollm3"):
         config["mlp_bias"] = rng.random() < 0.5
@@ -198,6 +221,20 @@ def _draw_gemma(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
         "query_pre_attn_scalar": rng.choice([5, 8]),
         "attention_bias": rng.random() < 0.5,
     }
+
+
+def _draw_phi3(rng: random.Random, head_dim: int, rope_type: str | None) -> dict[str, Any]:
+    """RoPE of a part of a head, plain or with other factors beyond an original length, which prompts cross or not."""
+    part = rng.choice([part for part in (1.0, 0.5, 0.75) if int(head_dim * part) % 2 == 0])
+    rope = {"rope_type": "default", "rope_theta": rng.choice([10000.0, 500.0]), "partial_rotary_factor": part}
+    original = {"default": 4096, "linear": 64, "llama3": 256, "yarn": 199}[rope_type or rng.choice(ROPE_TYPES)]
+    if original < 512:
+        pairs = int(head_dim * part) // 2
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+        rope |= {
+            f"{kind}_factor": [rng.uniform(1, most) for _ in range(pairs)] for kind, most in (("short", 2), ("long", 8))
+        }
+    return {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
 def draw_gemma_of_gguf(rng: random.Random, family: str) -> dict[str, Any]:
@@ -406,7 +443,7 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
             elif parameter.ndim > 2:
                 parameter.copy_(noise)
             else:
-                gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+                gain = 2.0 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj")) else 1.0
                 parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):  # of sigmoids: some experts are chosen for their bias alone

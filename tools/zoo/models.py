@@ -139,9 +139,10 @@ def draw(
     config = read_config(raw)
     weights = CheckpointWeights(find_weights(config, checkpoint))
     rotary = part_of(hf.model, "rotary_emb")
-    frequencies = rotary.inv_freq.clone()
+    frequencies = {name: buffer.clone() for name, buffer in rotary.named_buffers()}
     hf = hf.to(dtype)
-    rotary.inv_freq = frequencies  # as from_pretrained leaves it
+    for name, buffer in frequencies.items():  # as from_pretrained leaves them
+        setattr(rotary, name, buffer)
     return Subject(raw, hf, checkpoint, build_graph(config), weights, Steps(ids, cuts), rng)
 
 

@@ -112,6 +112,7 @@ def convert(
         done += report.num_bytes
     if rope_of(config).rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
+    tensors += long_rope(config)
     pairs, warnings = _pairs(source, config, with_sampling=with_sampling)
     pairs = with_template(pairs, source)
     is_quantised = any(report.dtype in FORMATS for report in reports)
@@ -145,6 +146,8 @@ def _shapes(config: ModelConfig) -> Callable[[Sequence[Weight]], tuple[int, ...]
 
     def shape_of(stacked: Sequence[Weight]) -> tuple[int, ...]:
         shape = others.get(stacked[0].name, stacked[0].shape)
+        if form.whole_of(stacked[0].name) != stacked[0].name:
+            return sum(weight.shape[0] for weight in stacked), *shape[1:]
         shape = shape if len(stacked) == 1 else (len(stacked), *shape)
         return shape[1:] if form.is_single_row(stacked[0].name) else shape
 
@@ -302,6 +305,13 @@ def rope_factors(config: ModelConfig) -> NewTensor:
             rope.original_max_position_embeddings,
         ).astype("<f4")
     return NewTensor(ROPE_FACTORS, "F32", factors.shape, lambda: [factors.view(np.uint8)])
+
+
+def long_rope(config: ModelConfig) -> list[NewTensor]:
+    """The tensors with the factors of a longrope, of which a model of another RoPE has none."""
+    stated = FAMILIES[config.model_type].gguf.rope_factors(config)
+    arrays = {name: np.array(factors, "<f4") for name, factors in stated.items()}
+    return [NewTensor(name, "F32", each.shape, partial(list, [each.view(np.uint8)])) for name, each in arrays.items()]
 
 
 def _pairs(source: ModelCheckpoint, config: ModelConfig, *, with_sampling: bool) -> tuple[Pairs, list[str]]:

@@ -49,7 +49,7 @@ def model_pairs(config: ModelConfig, name: str) -> Pairs:
         (f"{arch}.rope.freq_base", scalar("FLOAT32", rope.theta)),
         *((f"{arch}.{key}", scalar("FLOAT32", getattr(config, name))) for key, name in form.numbers.items()),
     ]
-    if form.window_theta is not None:
+    if form.window_theta or (form.window_theta is not None and any(shape.window for shape in config.shapes)):
         pairs.append(
             (f"{arch}.{WINDOW_THETA}", scalar("FLOAT32", _window_theta(config, form.window_theta or rope.theta)))
         )
@@ -117,6 +117,11 @@ def foreign_to_llama_cpp(config: ModelConfig) -> str | None:
 def _scaling(rope: RopeConfig, truncates: bool) -> Pairs:
     if rope.rope_type == "linear":
         return [("type", string("linear")), ("factor", scalar("FLOAT32", rope.factor))]
+    if rope.rope_type == "longrope":
+        return [
+            ("original_context_length", scalar("UINT32", rope.original_max_position_embeddings)),
+            ("attn_factor", scalar("FLOAT32", rope.attention_factor)),
+        ]
     if rope.rope_type != "yarn":
         return []  # llama3 and factors are stored as the tensor rope_freqs.weight
     is_usual = rope.attention_factor == yarn_attention_factor(rope.factor, None, None)

@@ -89,7 +89,8 @@ def _wanted(mix: TypeMix, name: str, shape: tuple[int, ...], layer: int | None, 
         return "Q8_0" if mix.base == "Q8_0" or not _divides(shape, mix.base) else "Q6_K"
     if layer is None:
         return mix.base
-    part = "v_proj" if name.endswith("in_proj_qkv.weight") else name.split(".")[-2]  # which has V, too
+    whole = FAMILIES[config.model_type].gguf.whole_of(name)
+    part = "v_proj" if name.endswith("in_proj_qkv.weight") else whole.split(".")[-2]  # which has V, too
     if isinstance(config, MixtureConfig) and config.num_experts == 8 and part in ("k_proj", "v_proj", "o_proj"):
         return "Q8_0" if part != "o_proj" else "Q5_K" if mix.name in _FINER_O_OF_8_EXPERTS else mix.base
     wanted = _in_layer(mix, part, layer, config)
@@ -122,6 +123,10 @@ def _in_layer(mix: TypeMix, part: str, layer: int, config: ModelConfig) -> str:
             return "Q4_K"
         case "Q3_K_L", "v_proj" | "down_proj" | "o_proj":
             return "Q5_K"
+        case (("Q3_K_M" | "Q3_K_L"), "qkv_proj"):
+            return "Q4_K"
+        case (("Q4_K_M" | "Q5_K_M"), "qkv_proj"):
+            return "Q5_K" if mix.name == "Q4_K_M" else "Q6_K"
         case "Q4_K_S", "v_proj" if layer < 4:
             return "Q5_K"
         case (("Q4_K_M" | "Q5_K_M"), ("v_proj" | "down_proj")) if _is_sensitive(layer, num_layers):

@@ -95,7 +95,7 @@ class AsyncLLM:
         process, hashing = source.start(opening), None
         try:
             checkpoint = open_model(self.path, opening.overrides)
-            self.config = read_config(checkpoint.config)
+            self.config = read_config(checkpoint.config).reading(opening.options.max_model_len)
             tokenizer_loading = TokenizerLoading(
                 checkpoint, self.config, opening.tokenizer, opening.options.generation_config
             )

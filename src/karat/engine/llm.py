@@ -192,7 +192,7 @@ class LLM:
         )
         checkpoint = _opened(model, overrides)
         self.path = checkpoint.path
-        self.config = read_config(checkpoint.config)
+        self.config = read_config(checkpoint.config).reading(max_model_len)
         if (told := passed_over(checkpoint)) is not None:
             _log.info("%s: %s", checkpoint.path.name, told)
         tokenizer_loading = TokenizerLoading(checkpoint, self.config, tokenizer, generation_config)

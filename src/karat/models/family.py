@@ -44,6 +44,7 @@ class Family(Generic[C]):
     the record of the family's GGUF files. `ends` says what a model does at its ends that others do not. `quantised` are
     the methods of a config.json's quantization_config whose tensors Karat reads. `joins` are tensors of its files that
     are several of a model's, row by row. `least_kv_dtype` is the narrowest dtype that a cache has without being asked.
+    `brings_code`: releases name Python code of their own that computes what transformers' class of that name does.
     """
 
     model_type: str
@@ -55,6 +56,7 @@ class Family(Generic[C]):
     quantised: tuple[str, ...] = ()
     joins: Callable[[C], tuple[Grouped, ...]] = lambda _: ()
     least_kv_dtype: FloatName = "float16"
+    brings_code: bool = False
 
 
 def read_decoder(

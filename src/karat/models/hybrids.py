@@ -27,6 +27,7 @@ from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
 from karat.models.qwen3 import must_normalise
 from karat.models.reader import ConfigReader, read_num_kv_heads
+from karat.models.ropes import read_rotary_part
 from karat.request import shown
 
 ROPE_KEYS = ("partial_rotary_factor", "mrope_section", "mrope_interleaved")  # text has one position for all sections
@@ -144,7 +145,7 @@ def read(reader: ConfigReader, head_dim: int, *, tiles: bool = True) -> HybridSh
         raise ConfigError(
             f"linear_num_value_heads={delta.value_heads} is no multiple of linear_num_key_heads={delta.key_heads}"
         )
-    rotary_dim = int(head_dim * _read_rotary_part(reader))
+    rotary_dim = int(head_dim * read_rotary_part(reader, _ROTARY_PART))
     return HybridShape(
         linear_layers=_read_linear_layers(reader),
         delta=delta,
@@ -169,18 +170,6 @@ def _read_linear_layers(reader: ConfigReader) -> tuple[int, ...]:
                 f"layer_types[{layer}]={shown(kind)} is not supported: expected linear_attention or full_attention"
             )
     return tuple(layer for layer, kind in enumerate(stated) if kind == "linear_attention")
-
-
-def _read_rotary_part(reader: ConfigReader) -> float:
-    """The part of a head that RoPE turns: inside RoPE's parameters, beside them, or the architecture's."""
-    rope = reader.raw("rope_parameters") or reader.raw("rope_scaling") or {}
-    inner = ConfigReader(rope if isinstance(rope, dict) else {}, "rope_parameters").optional(
-        float, "partial_rotary_factor"
-    )
-    outer = reader.optional(float, "partial_rotary_factor")
-    if inner is not None and outer is not None and inner != outer:
-        raise ConfigError(f"partial_rotary_factor={outer} and rope_parameters.partial_rotary_factor={inner} disagree")
-    return next((part for part in (inner, outer) if part is not None), _ROTARY_PART)
 
 
 def _read_sections(reader: ConfigReader, pairs: int) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ def read(reader: ConfigReader) -> Lfm2Config:
     reader.must_be("block_norm_eps", reader.get(float, short_convs.EPS), why="the norms before MLPs have norm_eps, too")
     for key in ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init"):
         reader.raw(key)  # of training
+    reader.must_be("theta", reader.get(float, "rope_theta", _THETA), why="RoPE has one base, rope_theta")
     inner = _read_inner_size(reader)
     config = read_decoder(
         reader,

@@ -1,10 +1,12 @@
 """Opening a model: a Hugging Face folder, or a GGUF file of one of the families."""
 
 from pathlib import Path
+from typing import Any
 
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, open_folder
 from karat.checkpoint.gguf import read_gguf
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
+from karat.checkpoint.strict_json import read_json
 from karat.checkpoint.wording import listed
 from karat.errors import UsageError
 from karat.models import registry
@@ -30,6 +32,13 @@ def open_model(path: Path, overrides: Overrides = NO_OVERRIDES) -> ModelCheckpoi
                 "key, so it would change nothing; leave it out"
             )
     return checkpoint
+
+
+def config_alone(path: Path, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
+    """The config.json of a model whose weights are not here; the text model's, where it has several in it."""
+    raw = read_json(path)
+    composite = COMPOSITES.get(str(raw.get("model_type")))
+    return overrides.of_config(raw if composite is None else composite.text_part(raw, {}).config)
 
 
 def passed_over(checkpoint: ModelCheckpoint) -> str | None:

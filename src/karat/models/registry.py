@@ -9,6 +9,7 @@ from karat.checkpoint.composite import Composite
 from karat.checkpoint.packed import PackedFile
 from karat.checkpoint.quantization import quantization_of, refusal
 from karat.checkpoint.slices import without_read_ahead
+from karat.checkpoint.unsupported import told
 from karat.checkpoint.weights import Checkpoint, Weight, WeightSpec
 from karat.config import ModelConfig
 from karat.errors import ConfigError
@@ -101,30 +102,36 @@ def keys_read(raw: Mapping[str, object]) -> frozenset[str]:
 
 def _read(raw: Mapping[str, object]) -> tuple[ModelConfig, ConfigReader]:
     """The configuration, and the reader before it has looked at keys that nobody read."""
-    if raw.get("auto_map"):
+    model_type = raw.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    known: list[Family[Any] | Composite] = [*FAMILIES.values(), *COMPOSITES.values()]
+    supported = ", ".join(f"{kind.model_type} ({kind.architecture})" for kind in known)
+    if family is None:
+        raise ConfigError(f"model_type={shown(model_type)} is not supported{told(model_type)}; Karat has {supported}")
+    if (code := raw.get("auto_map")) and not (family.brings_code and _is_known(code, family)):
         raise ConfigError(
             "config.json has auto_map: the model brings its own Python code, which Karat never runs; "
             "use a release of the model in a supported architecture"
         )
-    model_type = raw.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if quantization := raw.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        if quantization_of(raw) is None and (family is None or method not in family.quantised):
+        if quantization_of(raw) is None and method not in family.quantised:
             raise ConfigError(refusal(quantization))
-    known: list[Family[Any] | Composite] = [*FAMILIES.values(), *COMPOSITES.values()]
-    supported = ", ".join(f"{kind.model_type} ({kind.architecture})" for kind in known)
-    if family is None:
-        raise ConfigError(f"model_type={shown(model_type)} is not supported; Karat has {supported}")
     architectures = raw.get("architectures")
     if architectures not in (None, [], [family.architecture]):
         raise ConfigError(
             f"architectures={shown(architectures)} is not supported for model_type={model_type!r}: "
             f"expected [{family.architecture!r}]; Karat has {supported}"
         )
-    reader = ConfigReader({key: value for key, value in raw.items() if key != "quantization_config"})
+    reader = ConfigReader({key: value for key, value in raw.items() if key not in ("quantization_config", "auto_map")})
     config: ModelConfig = family.read(reader)
     return config, reader
+
+
+def _is_known(code: object, family: Family[Any]) -> bool:
+    """Whether the model that an auto_map names is the family's, which transformers has itself."""
+    named = code.get("AutoModelForCausalLM") if isinstance(code, dict) else None
+    return isinstance(named, str) and named.rpartition(".")[2] == family.architecture
 
 
 def find_weights(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, Weight]:

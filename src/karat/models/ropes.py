@@ -5,6 +5,7 @@ Keys of transformers 4 (`rope_theta`, `rope_scaling`) and of transformers 5 (`ro
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from karat.config import RopeConfig
@@ -85,6 +86,54 @@ def read_ropes(
         for kind in _KINDS
     )
     return all_keys, window
+
+
+def read_long_rope(
+    reader: ConfigReader, max_position_embeddings: int, default_original: int
+) -> tuple[RopeConfig, RopeConfig] | None:
+    """RoPE of the kind longrope: of contexts up to the original length, and of longer ones. None for another kind.
+
+    What makes the kind is its factors: old files call it su or yarn. The original length stands beside RoPE's
+    parameters, which wins, or among them.
+    """
+    stated = reader.raw("rope_parameters") or reader.raw("rope_scaling")
+    if not isinstance(stated, dict) or "short_factor" not in stated:
+        return None
+    harmless = _ROPE_HARMLESS | {"type", "rope_type", "partial_rotary_factor"}
+    rope = ConfigReader(stated, "rope_parameters", harmless=harmless, neutral={})
+    kind, theta = stated.get("rope_type", stated.get("type")), reader.optional(float, "rope_theta")
+    if kind not in ("longrope", "su", "yarn"):
+        raise ConfigError(f"rope_type={shown(kind)} has a short_factor, which belongs to longrope")
+    inner = rope.optional(int, "original_max_position_embeddings")
+    original = reader.get(int, "original_max_position_embeddings", inner or default_original)
+    if not 1 < original <= max_position_embeddings:
+        raise ConfigError(f"original_max_position_embeddings={original}: expected 2 to {max_position_embeddings}")
+    factor = rope.get(float, "factor", max_position_embeddings / original)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    whole = RopeConfig(
+        rope_type="longrope",
+        theta=rope.get(float, "rope_theta", DEFAULT_THETA if theta is None else theta),
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=rope.get(float, "attention_factor", usual),
+    )
+    short, long = (
+        replace(whole, factors=_read_factors(rope, "rope_parameters", key)) for key in ("short_factor", "long_factor")
+    )
+    rope.finish()
+    return short, long
+
+
+def read_rotary_part(reader: ConfigReader, default: float) -> float:
+    """The part of a head that RoPE turns: inside RoPE's parameters, beside them, or the architecture's."""
+    rope = reader.raw("rope_parameters") or reader.raw("rope_scaling") or {}
+    inner = ConfigReader(rope if isinstance(rope, dict) else {}, "rope_parameters").optional(
+        float, "partial_rotary_factor"
+    )
+    outer = reader.optional(float, "partial_rotary_factor")
+    if inner is not None and outer is not None and inner != outer:
+        raise ConfigError(f"partial_rotary_factor={outer} and rope_parameters.partial_rotary_factor={inner} disagree")
+    return next((part for part in (inner, outer) if part is not None), default)
 
 
 def _read_one(
@@ -178,11 +227,11 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
     )
 
 
-def _read_factors(rope: ConfigReader, where: str) -> tuple[float, ...]:
+def _read_factors(rope: ConfigReader, where: str, key: str = "factors") -> tuple[float, ...]:
     """The factors that divide the frequencies. They are at least 1, so that no angle exceeds its position."""
-    factors = rope.raw("factors")
+    factors = rope.raw(key)
     if not isinstance(factors, list) or not all(
         type(factor) in (int, float) and 1 <= factor < math.inf for factor in factors
     ):
-        raise ConfigError(f"{where}: factors={shown(factors)}: expected a list of numbers of at least 1")
+        raise ConfigError(f"{where}: {key}={shown(factors)}: expected a list of numbers of at least 1")
     return tuple(map(float, factors))

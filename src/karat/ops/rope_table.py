@@ -4,7 +4,7 @@ Models are trained with float32 frequencies, so the frequencies are part of the 
 the same steps as in transformers, from IEEE operations and a power that is rounded once (from 40 decimal digits). An
 angle is the float32 product of frequency and position. Its cosine and sine are computed in float64 from additions and
 multiplications only, because the last bit of a library function changes with the CPU, and rounded once to the table's
-dtype. Scaling: linear, llama3 (Llama 3.1), yarn (arXiv 2309.00071), and by given factors (GGUF).
+dtype. Scaling: linear, llama3 (Llama 3.1), yarn (arXiv 2309.00071), longrope (arXiv 2402.13753), given factors (GGUF).
 """
 
 import math
@@ -96,6 +96,9 @@ def scaled_frequencies(rope: RopeConfig, wavelengths: NDArray[np.float32]) -> ND
             # `karat check` also computes tables of a wrong head_dim: columns beyond the factors use the last one.
             columns = np.minimum(np.arange(len(wavelengths)), len(rope.factors) - 1)
             return one / wavelengths / np.array(rope.factors, np.float32)[columns]
+        case "longrope":
+            columns = np.minimum(np.arange(len(wavelengths)), len(rope.factors) - 1)
+            return one / (np.array(rope.factors, np.float32)[columns] * wavelengths)
         case "llama3":
             return _llama3(one / wavelengths, rope)
         case "yarn":

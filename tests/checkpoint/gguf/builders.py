@@ -10,7 +10,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.parallel import hub_name
+from karat.models.families import FAMILIES
+from tests.support.parallel import hub_name, joined
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 FORMS = {
@@ -148,6 +149,7 @@ def write_model(
         "ministral3": "mistral3",
         "mistral": "llama",
         "mixtral": "llama",
+        "olmo3": "olmo2",
         "qwen3_5_moe_text": "qwen35moe",
         "qwen3_5_text": "qwen35",
         "qwen3_next": "qwen3next",
@@ -191,9 +193,11 @@ def write_model(
         writer.add_logit_scale(config["logits_scaling"])
     if family == "ministral3":
         writer.add_attn_temperature_scale(config["rope_parameters"]["llama_4_scaling_beta"])
-    if family in ("exaone4", "gpt_oss") or family.startswith("gemma"):
+    if family == "phi3":
+        weights = joined(dict(weights), FAMILIES[family].gguf.joined)
+    if family in ("exaone4", "gpt_oss", "olmo3", "phi3") or family.startswith("gemma"):
         writer.add_sliding_window(config["sliding_window"] or 0)
-    if family == "exaone4" and config.get("layer_types"):
+    if family in ("exaone4", "olmo3") and config.get("layer_types"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if family.startswith("gemma"):
         for add, key in (
@@ -322,7 +326,8 @@ def stacked(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.
 def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int) -> None:
     rope = config["rope_parameters"]
     if "full_attention" in rope:
-        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        if config["model_type"] != "olmo3":
+            writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
     theta, factor = rope["rope_theta"], rope.get("factor")
     writer.add_rope_freq_base(theta)
@@ -330,6 +335,13 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any], head_dim: int)
         case "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(factor)
+        case "longrope":
+            original = rope["original_max_position_embeddings"]
+            writer.add_rope_scaling_orig_ctx_len(original)
+            scale = config["max_position_embeddings"] / original
+            writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(scale) / np.log(original))))
+            for kind in ("long", "short"):
+                writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
         case "yarn":
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(factor)

@@ -164,16 +164,23 @@ class TestSameModel:
             raw.pop("use_sliding_window")
         if family == "gpt_oss":
             raw |= {"sliding_window": 20, "swiglu_limit": 7.0, "swiglu_alpha": 1.702}
-        elif family not in ("exaone4", "mistral"):
+        elif family not in ("exaone4", "mistral", "phi3"):
             raw.pop("sliding_window")
-        if family == "exaone4" and seed % 3:  # of which a file states the layers with a window
+        if family == "olmo3" or (family == "exaone4" and seed % 3):  # of which a file states the layers with a window
             kinds = ["full_attention", "sliding_attention"]
-            raw |= {"sliding_window": 20, "layer_types": rng.choices(kinds, k=raw["num_hidden_layers"])}
-        if raw["rope_parameters"]["rope_type"] == "yarn":  # what else it may state, GGUF does not carry
-            kept = ("rope_type", "rope_theta", "factor", "original_max_position_embeddings")
-            kept += ("mscale", "mscale_all_dim", "llama_4_scaling_beta") if family == "ministral3" else ()
-            truncate = {"truncate": False} if family == "gpt_oss" else {}
-            raw["rope_parameters"] = {key: raw["rope_parameters"][key] for key in kept} | truncate
+            types = ["sliding_attention", *rng.choices(kinds, k=raw["num_hidden_layers"])]
+            raw |= {"sliding_window": 20, "layer_types": types, "num_hidden_layers": len(types)}
+        if family == "olmo3":  # whose layers have one base, and no scaling behind a window
+            raw["rope_parameters"] |= {"sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}
+            raw["rope_parameters"]["full_attention"]["rope_theta"] = 5e5
+        ropes = raw["rope_parameters"]
+        rope = ropes.get("full_attention", ropes)
+        if rope["rope_type"] == "yarn":  # what else it may state, GGUF does not carry
+            kept = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings"}
+            kept |= {"mscale", "mscale_all_dim", "llama_4_scaling_beta"} if family == "ministral3" else set()
+            for key in rope.keys() - kept:
+                del rope[key]
+            rope |= {"truncate": False} if family == "gpt_oss" else {}
         expected = read_config(raw)
         weights = random_weights(raw, expected, seed)
         path = tmp_path / "model.gguf"

@@ -26,7 +26,9 @@ def test_every_name_and_back(family: str) -> None:
     assert len(specs) >= 3 + 11 * 9
     for spec in specs:
         stored = form.stored_name(spec.source)
-        one = re.sub(r"\.experts\.\d+\.", ".experts.", spec.source)  # tensor has the matrices of all experts
+        one = form.whole_of(
+            re.sub(r"\.experts\.\d+\.", ".experts.", spec.source)
+        )  # tensor has the matrices of all experts
         suffixed = f"{one}.weight" if one.endswith(form.bare) else one.replace(".dt_bias", ".dt_proj.bias")
         suffixed = suffixed.replace("expert_bias", "expert_bias.bias")
         suffixed = (

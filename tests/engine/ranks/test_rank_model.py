@@ -36,6 +36,7 @@ OTHER_RULES = (
     "lfm2_moe",
     "mixtral",
     "olmo2",
+    "olmo3",
     "olmoe",
     "qwen2_moe",
     "qwen3_5_moe_text",

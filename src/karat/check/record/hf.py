@@ -337,6 +337,8 @@ class Recorder:
         stack.callback(mlp.experts.register_forward_pre_hook(chosen).remove)
 
     def _keep_rotary(self, module: Any, _args: Any, out: Any) -> None:
+        if not hasattr(module, "inv_freq"):  # layers have several RoPEs
+            return
         half = out[0].shape[-1] // 2
         self._keep("model.rotary_emb.cos", out[0][..., :half])
         self._keep("model.rotary_emb.sin", out[1][..., :half])

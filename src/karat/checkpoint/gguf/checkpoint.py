@@ -19,7 +19,7 @@ from karat.checkpoint.gguf.config import (
     read_model_type,
     warnings,
 )
-from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm
+from karat.checkpoint.gguf.form import LONG_ROPE, ROPE_FACTORS, GgufForm
 from karat.checkpoint.gguf.header import MAX_TENSORS, GgufHeader, TensorInfo, read_header
 from karat.checkpoint.gguf.layers import one_for_all_layers, read_layers
 from karat.checkpoint.gguf.sampling import read_sampling
@@ -82,6 +82,7 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
     if not stored:
         raise CheckpointError(f"{path}: has no tensors: it is a vocabulary; expected a model")
     factors = stored.pop(ROPE_FACTORS, None)
+    long_rope = {name: stored.pop(name) for name in LONG_ROPE if name in stored}
     form = forms[model_type]
     try:
         layers = read_layers(metadata, form.architecture)
@@ -91,7 +92,7 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
         arch = form.architecture
         free = {f"{arch}.{key}": name for key, name in form.by_layer.items()}
         numbers, different = one_for_all_layers(metadata, known_keys(arch), layers, free)
-        stated = read_config(numbers, model_type, form, layers, weights, factors) | different
+        stated = read_config(numbers, model_type, form, layers, weights, factors, long_rope) | different
         config = overrides.of_config(stated, settled)
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault

@@ -11,9 +11,10 @@ import numpy as np
 from karat.checkpoint import neutral
 from karat.checkpoint.gguf.form import GgufForm, stated_window
 from karat.checkpoint.gguf.layers import Layers
-from karat.checkpoint.gguf.rope import read_rope_factors, read_rope_scaling, rope_remarks
+from karat.checkpoint.gguf.rope import read_long_rope, read_rope_factors, read_rope_scaling, rope_remarks
 from karat.checkpoint.gguf.sampling import PREFIX as SAMPLING
 from karat.checkpoint.gguf.values import NO_TOKEN, GgufArray, Metadata, Value
+from karat.checkpoint.unsupported import told
 from karat.checkpoint.weights import Weight, remarks_on
 from karat.checkpoint.wording import kind_of, listed, shown
 from karat.errors import ConfigError, UsageError
@@ -121,7 +122,7 @@ def read_model_type(metadata: Metadata, forms: Forms) -> str:
         if form.architecture == name and form.claims(metadata):
             return model_type
     there_are = ", ".join(sorted({form.architecture for form in forms.values()}))
-    raise ConfigError(f"general.architecture={shown(name)} is not supported; Karat has {there_are}")
+    raise ConfigError(f"general.architecture={shown(name)} is not supported{told(name)}; Karat has {there_are}")
 
 
 def known_keys(arch: str) -> list[str]:
@@ -136,6 +137,7 @@ def read_config(
     layers: Layers,
     weights: Mapping[str, Weight],
     rope_factors: Weight | None,
+    long_rope: Mapping[str, Weight],
 ) -> dict[str, Any]:
     """The config.json of the model with this metadata, these layers and weights (by their Hugging Face names).
 
@@ -155,7 +157,7 @@ def read_config(
     if "attention.scale" not in form.numbers:
         _check_scale(metadata, arch, head_dim)
     theta = _positive(metadata, f"{arch}.rope.freq_base", 10000.0)
-    scaling = read_rope_scaling(metadata, arch)
+    scaling = read_rope_scaling(metadata, arch, is_long=bool(long_rope))
     if scaling and scaling["rope_type"] == "yarn" and not form.yarn_truncates:
         scaling["truncate"] = False
     if rope_factors is not None:
@@ -171,6 +173,8 @@ def read_config(
         scaling = by_factors or scaling
     if (context_len := metadata.get(int, f"{arch}.context_length")) < 1:
         raise ConfigError(f"{arch}.context_length={context_len}: expected a number above 0")
+    if long_rope:
+        scaling = read_long_rope(metadata, arch, long_rope, context_len)
     inner = metadata.optional(int, f"{arch}.expert_feed_forward_length")  # of files with experts in all layers
     config: dict[str, Any] = {
         **form.constants,

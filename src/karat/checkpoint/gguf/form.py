@@ -16,6 +16,10 @@ from karat.config import ModelConfig
 C = TypeVar("C", bound=ModelConfig)
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_ROPE: Mapping[str, str] = {  # of phi3: the tensor -> its key in config.json
+    "rope_factors_short.weight": "short_factor",
+    "rope_factors_long.weight": "long_factor",
+}
 AS_GGUF = "stored_as_gguf"  # a key of config.json that no folder has: weights are as GGUF files have them
 # GGUF's name -> Hugging Face's name, for tensors that most decoders have.
 IN_LAYER: Mapping[str, str] = {
@@ -62,6 +66,7 @@ class GgufForm(Generic[C]):
     claims: whether a file of that architecture is this family's.
     in_layer: a layer's tensors, GGUF's name -> Hugging Face's name.
     paired: Hugging Face names of the tensors whose rows are stored in pairs (see paired_rows).
+    joined: Hugging Face names of tensors that the file has as rows of one, and the name of that in `in_layer`.
     single_rows: Hugging Face names of the matrices with one row, which the file has as vectors.
     bare: Hugging Face names that are those of tensors, without `.weight`.
     whole_names: of a layer's tensors whose GGUF name does not end in `.weight`, GGUF's name -> Hugging Face's.
@@ -80,6 +85,8 @@ class GgufForm(Generic[C]):
     has_rope: whether a layer has RoPE, from the config and its index: no file states it.
     window_theta: the base of RoPE in layers with a window, which have no scaling, where a file states no
         `rope.freq_base_swa`, or 0 for that of the others; None: all layers have one RoPE.
+    rope_factors: the tensors with the factors of a model's longrope, by name; their keys in config.json are
+        LONG_ROPE's.
     head_dim: the size of a layer's heads, from config.json and its index.
     constants: keys of config.json with one value in all models of the architecture, which files leave out.
     own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
@@ -94,6 +101,7 @@ class GgufForm(Generic[C]):
     architecture: str
     in_layer: Mapping[str, str]
     paired: tuple[str, ...] = ()
+    joined: Mapping[str, str] = field(default_factory=dict)
     single_rows: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     whole_names: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +118,7 @@ class GgufForm(Generic[C]):
     by_layer: Mapping[str, str] = field(default_factory=dict)
     has_rope: Callable[[C, int], bool] = lambda *_: True
     window_theta: float | None = None
+    rope_factors: Callable[[C], Mapping[str, Sequence[float]]] = lambda _: {}
     head_dim: Callable[[Mapping[str, Any], int], int] = lambda config, _: config["head_dim"]
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     claims: Callable[[Metadata], bool] = lambda _: True
@@ -134,7 +143,7 @@ class GgufForm(Generic[C]):
 
     def stored_name(self, canonical: str) -> str | None:
         """The inverse of `canonical_name`. Matrices of experts have one name: the file stacks them."""
-        canonical = _EXPERT.sub("", canonical)
+        canonical = self.whole_of(_EXPERT.sub("", canonical))
         if canonical.endswith(self.bare):
             canonical += ".weight"
         for stored, name in (*self.top.items(), *_TOP.items()):
@@ -148,6 +157,13 @@ class GgufForm(Generic[C]):
                 if name == match[2]:
                     return f"blk.{match[1]}.{stored}.{match[3]}"
         return None
+
+    def whole_of(self, canonical: str) -> str:
+        """The tensor of which the file has this one as rows; others as they are."""
+        for part, whole in self.joined.items():
+            if f".{part}." in canonical:
+                return canonical.replace(f".{part}.", f".{whole}.")
+        return canonical
 
     def is_single_row(self, canonical: str) -> bool:
         """Whether the file has this matrix as a vector."""

@@ -6,13 +6,15 @@ the usual parameters, Karat recovers the parameters instead and gets the same bi
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.checkpoint.gguf.values import Metadata
+from karat.checkpoint.gguf.form import LONG_ROPE
+from karat.checkpoint.gguf.values import Metadata, shortest
+from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import shown
 from karat.errors import ConfigError
 
@@ -22,7 +24,7 @@ _UNSET = -1.0  # yarn's factors may be negative in a file: then they count as ab
 _TOLERANCE = 1e-5  # relative; factors are computed in float32 from frequencies with a relative error of 1e-7
 
 
-def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
+def read_rope_scaling(metadata: Metadata, arch: str, *, is_long: bool = False) -> dict[str, Any] | None:
     """`rope_scaling` of a config.json from the metadata; None for none. ConfigError for unsupported scaling.
 
     Defaults are the format's: without a type it is linear, and a factor of 0 is none. `yarn_attn_factor` is the
@@ -31,7 +33,8 @@ def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
     prefix = f"{arch}.rope.scaling."
     kind = metadata.get(str, f"{prefix}type", "linear")
     of_others = () if kind == "yarn" else (("yarn_log_multiplier", 0.0),)
-    for key, neutral in (("attn_factor", 1.0), ("alpha", 0.0), *of_others):
+    of_long = () if is_long else (("attn_factor", 1.0),)  # else `read_long_rope` reads it
+    for key, neutral in (*of_long, ("alpha", 0.0), *of_others):
         stated = metadata.get(float, prefix + key, neutral)
         if stated != neutral:
             raise ConfigError(f"{prefix}{key}={stated} is not supported; expected {neutral}")
@@ -56,6 +59,23 @@ def read_rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
                 f"{prefix}type={shown(kind)} is not supported: Karat has none, linear and yarn, and llama3 by its "
                 "factors"
             )
+
+
+def read_long_rope(metadata: Metadata, arch: str, stored: Mapping[str, Weight], context_len: int) -> dict[str, Any]:
+    """`rope_scaling` of the kind longrope from the tensors of LONG_ROPE, of which a file has both or none."""
+    if missing := LONG_ROPE.keys() - stored.keys():
+        raise ConfigError(f"{min(missing)} is missing; expected {' and '.join(LONG_ROPE)}; convert again")
+    original = metadata.get(int, f"{arch}.rope.scaling.original_context_length")
+    scaling: dict[str, Any] = {"rope_type": "longrope", "original_max_position_embeddings": original}
+    for name, key in LONG_ROPE.items():
+        factors = stored[name].to_array(np.dtype(np.float32)).reshape(-1)
+        scaling[key] = [shortest(factor) for factor in factors.tolist()]
+    stated, usual = metadata.optional(float, f"{arch}.rope.scaling.attn_factor"), 1.0
+    if context_len > original > 1:
+        usual = math.sqrt(1 + math.log(context_len / original) / math.log(original))
+    if stated is not None and np.float32(stated) != np.float32(usual):
+        scaling["attention_factor"] = stated
+    return scaling
 
 
 def _factor(metadata: Metadata, arch: str) -> float:

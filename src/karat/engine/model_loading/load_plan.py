@@ -143,7 +143,14 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     context beyond the model's and for a number of ranks that it cannot have.
     """
     longest = config.max_position_embeddings
-    max_model_len = longest if options.max_model_len is None else options.max_model_len
+    max_model_len = config.usual_context if options.max_model_len is None else options.max_model_len
+    if options.max_model_len is None and max_model_len < longest:
+        _log.warning(
+            "the context is %d tokens: for longer ones, up to %d, RoPE has other factors, which then hold for short "
+            "texts too; max_model_len (--max-model-len) asks for them",
+            max_model_len,
+            longest,
+        )
     if max_model_len > longest:
         raise UsageError(
             f"max_model_len={max_model_len}: the model was made for {longest} tokens, and longer contexts give "

@@ -102,7 +102,7 @@ class Rank:
                 group.stir()
 
             checkpoint = open_model(Path(load.path), load.overrides)
-            config = read_config(checkpoint.config)
+            config = read_config(checkpoint.config).reading(load.num_positions)
             ops = registry.create(load.executor, load.dtype, load.options)
             model = build(
                 config,
