@@ -46,6 +46,7 @@ from tools.zoo.faults_norm import (
     norm_missing,
     norm_offset,
     norm_swapped,
+    qk_norm_heads,
     qk_norm_missing,
     residual,
     softcap,
@@ -53,6 +54,7 @@ from tools.zoo.faults_norm import (
 from tools.zoo.faults_quant import MINIMA, NIBBLES, SCALES, ZERO, quant
 from tools.zoo.faults_rope import (
     rope_before_bias,
+    rope_extra,
     rope_missing,
     rope_pairing,
     rope_partial,
@@ -135,6 +137,9 @@ ROWS: tuple[Row, ...] = (
     Row("rope-twice", caches.k_of_cache(turned=True), _DECODE, "in the cache"),
     Row("rope-partial", rope_partial, {}),
     Row("qk-norm-missing", qk_norm_missing, {"family": "qwen3"}),
+    Row("qk-norm-heads", qk_norm_heads, {"family": "qwen3"}),
+    Row("qk-norm-heads", qk_norm_heads, {"family": "olmo2"}, "of all heads"),
+    Row("rope-extra", rope_extra, {"family": "smollm3"}),
     Row("bias-missing", bias_missing, {}),
     Row("bias-times-tp", bias_times_tp, _BIASED),
     Row("shard-dim", shard_dim, {"changes": {"intermediate_size": 64}}),

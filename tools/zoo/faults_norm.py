@@ -173,3 +173,24 @@ def softcap(subject: Subject, stack: ExitStack) -> None:
 def logit_scale(subject: Subject, stack: ExitStack) -> None:
     factor = subject.rng.choice([subject.raw["hidden_size"] ** -0.5, 0.0625, 1.7])
     subject.hf.lm_head.register_forward_hook(lambda _m, _args, out: out * factor)
+
+
+def qk_norm_heads(subject: Subject, stack: ExitStack) -> bool:
+    """The norms of q and k span one head where they should span all, or the reverse."""
+    found = False
+    for layer in layers(subject):
+        attention = layer.self_attn
+        for norm in (attention.q_norm, attention.k_norm):
+            by_head = norm.weight.numel() == attention.head_dim
+
+            def forward(self: Any, x: torch.Tensor, by_head: bool = by_head, dim: int = attention.head_dim) -> Any:
+                if by_head and x.ndim == 3:  # all heads in a row, which are one
+                    return type(self).forward(self, x)
+                axes = (-2, -1) if by_head else (-1,)  # x is [1, tokens, heads, head_dim], or all heads in a row
+                parts = x if by_head else x.unflatten(-1, (-1, dim))
+                square = parts.pow(2).mean(axes, keepdim=True)
+                return self.weight * (parts * torch.rsqrt(square + self.variance_epsilon)).reshape(x.shape)
+
+            norm.forward = types.MethodType(forward, norm)
+        found |= attention.config.num_attention_heads > 1
+    return found

@@ -153,3 +153,11 @@ def rope_before_bias(subject: Subject, stack: ExitStack) -> bool:
 
     rotary_by(subject, stack, turn)
     return True
+
+
+def rope_extra(subject: Subject, stack: ExitStack) -> bool:
+    """Layers that have no RoPE turn q and k, as the others do."""
+    plain = [layer.self_attn for layer in subject.hf.model.layers if not layer.self_attn.use_rope]
+    for attention in plain:
+        attention.use_rope = 1
+    return bool(plain)

@@ -24,6 +24,10 @@ BUGS: Mapping[str, Bug] = {
     "qk-norm-missing": Bug(
         "q or k is not normalised, or only after RoPE", "apply q_norm and k_norm per head, before RoPE"
     ),
+    "qk-norm-heads": Bug(
+        "q and k are normalised head by head where it should be all heads together, or the reverse",
+        "the weight's length says it: that of a head (Qwen3, Gemma 3), or of all (OLMo 2 and 3, OLMoE)",
+    ),
     "norm-eps": Bug("the norm has another eps", "take rms_norm_eps from config.json"),
     "norm-eps-outside": Bug("the norm adds eps outside the root", "x / sqrt(mean(x²) + eps)"),
     "norm-offset": Bug(
@@ -70,6 +74,14 @@ def elements(norm: Op[Norm], a: Norm, changes: Sequence[tuple[int, float]]) -> A
 @mistake("norm", of=norm, choices=(True,))
 def no_weight(norm: Op[Norm], a: Norm, _: bool) -> Array:
     return norm(replace(a, weight=np.ones_like(a.weight)))
+
+
+@mistake("norm", of=norm, choices=(int,))
+def spans(norm: Op[Norm], a: Norm, size: int) -> Array:
+    """The mean square is that of so many numbers."""
+    x = a.x.reshape(len(a.x), -1, size)
+    normed = (x / np.sqrt(mean_square(x) + a.eps)).reshape(len(a.x), -1, a.weight.size)
+    return (normed * a.weight).reshape(a.x.shape)
 
 
 @mistake("norm", of=norm, choices=(True,))
@@ -143,7 +155,16 @@ def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, P
     q, k = "self_attn.q_norm", "self_attn.k_norm"
     for detail, roles in (("q and k", (q, k)), ("q", (q,)), ("k", (k,))):
         yield "qk-norm-missing", f"{detail} not normalised", {role: {"skip": True} for role in roles}
-    rope = layer.shape.rope
+    shape = layer.shape
+    wrong: dict[str, Params] = {}
+    for role, heads in ((q, shape.num_heads), (k, shape.num_kv_heads)):
+        (length,) = scope.weights.shape(layer.node(role).params["weight"])
+        size = shape.head_dim if length != shape.head_dim else heads * shape.head_dim
+        wrong |= {role: {"spans": size}} if size != length else {}
+    if wrong:
+        together = any(params["spans"] != shape.head_dim for params in wrong.values())
+        yield "qk-norm-heads", "all heads together" if together else "each head alone", wrong
+    rope = shape.rope
     if rope is None:
         return
     inputs = {part: (layer.node(f"self_attn.{part}_proj").name,) for part in "qk"}

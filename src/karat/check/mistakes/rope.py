@@ -14,8 +14,9 @@ from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.kinds import Op
+from karat.check.model.right.attention import Scores, scores
 from karat.check.model.right.norm import Norm, norm
-from karat.check.model.right.rope import Angles, Rotated, angles, rope
+from karat.check.model.right.rope import Angles, Rotated, angles, rope, turned
 from karat.check.model.tokens import Tokens
 from karat.config import LayerShape, RopeConfig
 from karat.ops.rope_table import yarn_attention_factor
@@ -36,6 +37,9 @@ BUGS: Mapping[str, Bug] = {
     "rope-missing-k": Bug("RoPE is not applied", "turn both q and k"),
     "rope-before-bias": Bug("the bias is added after RoPE", "add the bias to the product, and turn their sum"),
     "rope-twice": Bug("RoPE is applied twice", "store k in the cache as it was turned once, and do not turn it again"),
+    "rope-extra": Bug(
+        "RoPE turns q and k of a layer that has none", "turn nothing in the layers that config.json leaves without RoPE"
+    ),
     "rope-partial": Bug(
         "RoPE has the wrong number of dimensions",
         "take head_dim (and partial_rotary_factor) from config.json, not hidden_size / heads",
@@ -52,6 +56,13 @@ _OF_STEPS = {
 }
 _FLAT = {"flat": "positions go on from one sequence to the next"}
 _STATED = {"stated": "the positions that the trace states"}
+
+
+@mistake("scores", of=scores)
+def turned_too(scores: Op[Scores], a: Scores, rope: RopeConfig) -> Array:
+    """q and k are turned, as in the layers that have RoPE."""
+    q, k = (turned(x, rope, a.context) for x in (a.q, a.k))
+    return scores(replace(a, q=q, k=k))
 
 
 @mistake("rope", of=rope)
@@ -146,6 +157,10 @@ def _frozen(first_step: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int64]:
 def ropes(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     rope = layer.shape.rope
     if rope is None:
+        others = {shape.rope for shape in scope.config.shapes if shape.rope is not None} or {scope.config.rope}
+        for other in sorted(others, key=repr):
+            detail = f"turned by theta {other.theta:g}, as in layers that have RoPE"
+            yield "rope-extra", detail, {"self_attn.scores": {"turned_too": other}}
         return
     for detail, roles in (("q and k", ("q", "k")), ("q", ("q",)), ("k", ("k",))):
         for bug, what, params in _rope_params(scope, layer.shape, rope):
@@ -186,6 +201,8 @@ def _rope_params(scope: Scope, shape: LayerShape, rope: RopeConfig) -> Iterator[
         yield "rope-position", detail, {"positions": kind}
     for detail, config in rope_mistakes(rope):
         yield "rope-theta", detail, {"rope": config}
+    for rope_of_others in scope.config.other_ropes:
+        yield "rope-theta", "the factors of contexts of another length", {"rope": rope_of_others}
     for part in (2, 4):
         if d % (2 * part) == 0:
             yield "rope-partial", f"only {d // part} of {d} dimensions", {"rotary_dim": d // part}
@@ -205,7 +222,7 @@ def rope_mistakes(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
             yield f"theta {theta:g} instead of {rope.theta:g}", replace(rope, theta=theta)
     if rope.rope_type != "default":
         yield f"{rope.rope_type} scaling ignored", RopeConfig(theta=rope.theta)
-        for factor in _FACTORS if rope.rope_type != "factors" else ():
+        for factor in _FACTORS if rope.rope_type not in ("factors", "longrope") else ():
             if factor != rope.factor:
                 other = replace(rope, factor=factor)
                 yield f"factor {factor:g} instead of {rope.factor:g}", other
