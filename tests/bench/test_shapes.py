@@ -21,6 +21,7 @@ from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from karat.request import SamplingParams
 from karat.text.placeholder import placeholder_tokens
+from tests.convert.folders import FAMILIES, folder_of
 
 WINDOWS = ["sliding_attention", "full_attention"]
 WINDOWS = ["sliding_attention", "full_attention"]
@@ -235,3 +236,20 @@ def test_of_a_shape_that_is_none_there_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not known"):
         write_shape(tmp_path / "x.gguf", "no-shape", "bf16")
     assert not list(tmp_path.iterdir())
+
+
+KINDS = ("exaone4 with windows", "granite", "ministral3", "olmo3", "phi3 with longrope", "seed_oss", "smollm3")
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_config_is_a_shape(kind: str, tmp_path: Path) -> None:
+    """And the file that is written of it for a peer, or for ranks, is the same model."""
+    config = folder_of(tmp_path / "model", **FAMILIES[kind]) / "config.json"
+    made = random_model(str(config), stored="q8_0")
+    file = written(made.checkpoint, tmp_path / "model.gguf")
+    prompt = [5, 6, 7, 8, 200]
+    with LLM(made.checkpoint, tokenizer=made.tokenizer, max_model_len=32) as llm:
+        want = llm.logits(prompt)
+    with LLM(file, tokenizer=made.tokenizer, max_model_len=32) as llm:
+        np.testing.assert_array_equal(llm.logits(prompt), want)

@@ -1,6 +1,6 @@
 """`karat inspect`: its numbers are those that can be counted from the files without Karat.
 
-Covers: karat.cli.inspect_ranks.
+Covers: karat.cli.inspect_ranks, karat.cli.inspect_rows.
 """
 
 import json

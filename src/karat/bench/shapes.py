@@ -22,12 +22,12 @@ from karat.checkpoint.gguf.form import AS_GGUF
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
-from karat.convert.conversion import own_tensors, rope_factors
+from karat.convert.conversion import long_rope, own_tensors, rope_factors
 from karat.convert.metadata import model_pairs, rope_of
 from karat.convert.mix import MIXES, is_router, type_of
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
-from karat.models.opening import open_gguf
+from karat.models.opening import config_alone, open_gguf
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from karat.text import Tokenizer
@@ -276,9 +276,11 @@ class RandomModel:
 
 
 def shape_config(name: str) -> dict[str, Any]:
-    """The config.json of a shape. An unknown name is a UsageError that lists the names."""
+    """The config.json of a shape, or the one at this path. An unknown name is a UsageError that lists the names."""
+    if name.endswith(".json") and Path(name).is_file():
+        return config_alone(Path(name))
     if name not in _CONFIGS:
-        raise UsageError(f"shape {name!r} is not known; there are {', '.join(SHAPES)}")
+        raise UsageError(f"shape {name!r} is not known; there are {', '.join(SHAPES)}, and any config.json")
     return dict(_CONFIGS[name])
 
 
@@ -320,6 +322,7 @@ def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCh
     tensors = own_tensors(config, weights, lambda weight: weight.dtype, weights.__getitem__)
     if rope_of(config).rope_type == "llama3":
         tensors.append(rope_factors(config))
+    tensors += long_rope(config)
     write_gguf(path, [*model_pairs(config, path.stem), ("general.file_type", scalar("UINT32", 0))], tensors)
     return open_gguf(path)
 

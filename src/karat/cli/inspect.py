@@ -6,14 +6,16 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from karat.cli.generation import NO_DEFAULTS
+from karat.cli.inspect_rows import config_rows, memory_of, memory_text
 from karat.cli.options import GenerationConfig, OverrideOptions, generation_source
 from karat.cli.terminal import bytes_text, columns, emit
-from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, FloatName, ModelConfig, embedded_model_path
+from karat.config import DEFAULT_ACTIVATIONS, FLOAT_BYTES, ModelConfig, embedded_model_path
 from karat.errors import TemplateError
 
 if TYPE_CHECKING:
@@ -27,12 +29,10 @@ Examples
   karat inspect                      the embedded model
   karat inspect ./my-model --tensors
   karat inspect org/name --json | jq .memory
+  karat inspect config.json          before the weights are downloaded: whether it runs, and what it would take
   karat inspect model.gguf --tensor-parallel-size 4   and each rank's share
 """
 
-_KV_DTYPES: tuple[FloatName, ...] = ("float16", "bfloat16", "float32")
-_MIN_CONTEXT_LEN = 256
-_MAX_ROWS = 8
 _MAX_CHARS = 80
 _LAYER = re.compile(r"\.\d+\.")
 _HELLO = [{"role": "user", "content": "Hello"}]
@@ -41,7 +41,7 @@ _HELLO = [{"role": "user", "content": "Hello"}]
 def inspect(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name on the hub."),
+        typer.Argument(metavar="MODEL", help="A folder, a GGUF file, a name on the hub, or a config.json alone."),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="One line for each tensor, not for each kind.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with every tensor.")] = False,
@@ -57,12 +57,19 @@ def inspect(
 ) -> None:
     """Show a model's configuration, tensors, tokenizer, and the memory it needs.
 
-    Everything is checked as before a run, but no weight is read. A model that cannot run ends in the same error.
+    Everything is checked as before a run, but no weight is read. A model that cannot run ends in the same error. Of a
+    config.json alone: whether such a model runs, and the memory that it would take.
     """
     from karat.checkpoint import resolve
     from karat.cli.inspect_ranks import ranks_of, ranks_text
     from karat.models.opening import open_model
 
+    if model is not None and model.endswith(".json") and Path(model).is_file():
+        from karat.cli.inspect_config import as_text, facts_of_config
+
+        told = facts_of_config(Path(model), words.overrides())
+        emit(json.dumps(told, indent=2, ensure_ascii=False) + "\n" if as_json else as_text(told))
+        return
     checkpoint = open_model(resolve(model) if model is not None else embedded_model_path(), words.overrides())
     facts = gather(checkpoint, generation_source(generation_config))
     if tensor_parallel_size is not None:
@@ -108,7 +115,7 @@ def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -
         ],
         "tokenizer": _tokenizer(checkpoint, config, source),
         **_numbers({weight.dtype for weight in needed.values() if len(weight.shape) > 1}),
-        "memory": _memory(config, num_parameters, sum(map(_held_bytes, needed.values()))),
+        "memory": memory_of(config, num_parameters, sum(map(_held_bytes, needed.values()))),
         **_gguf_facts(checkpoint),
         "overrides": checkpoint.overrides.described(),
         "warnings": checkpoint.warnings,
@@ -191,42 +198,11 @@ def _chat_facts(tokenizer: "Tokenizer") -> dict[str, Any]:
     return {"chat_template_chars": chars, "chat_example": example, "chat_error": error}
 
 
-def _memory(config: ModelConfig, num_parameters: int, weight_bytes: int) -> dict[str, Any]:
-    """Bytes of one sequence of each length, by type of the KV cache; weights in their stored types.
-
-    Layers with a window keep the tokens of the window alone. A running sequence has two states, in float32.
-    """
-    from karat.kv.groups import bytes_of_sequence, bytes_of_state, bytes_per_token
-    from karat.models.decoder import outline
-
-    longest, keeps = config.max_position_embeddings, outline(config).keeps
-    state_bytes = bytes_of_state(keeps, "float32")
-    lengths = [2**k for k in range(_MIN_CONTEXT_LEN.bit_length() - 1, longest.bit_length()) if 2**k < longest]
-    held = {
-        length: {dtype: bytes_of_sequence(keeps, dtype, length) for dtype in _KV_DTYPES}
-        for length in [*lengths[-(_MAX_ROWS - 1) :], longest]
-    }
-    return {
-        "weight_bytes": weight_bytes,
-        "float32_weight_bytes": num_parameters * FLOAT_BYTES["float32"],
-        "state_bytes": state_bytes,
-        "kv_bytes_per_token": {dtype: bytes_per_token(keeps, dtype) for dtype in _KV_DTYPES},
-        "contexts": [
-            {
-                "tokens": length,
-                "kv_bytes": kv_bytes,
-                "total_bytes": {dtype: weight_bytes + 2 * state_bytes + size for dtype, size in kv_bytes.items()},
-            }
-            for length, kv_bytes in held.items()
-        ],
-    }
-
-
 def _as_text(facts: dict[str, Any], all_tensors: bool) -> str:
     by_dtype = facts["stored_by_dtype"].items()
     stored = ", ".join(f"{name} {bytes_text(row['bytes'])} in {row['tensors']} tensors" for name, row in by_dtype)
     parts = [
-        [("model", facts["path"]), *_config_rows(facts["config"])],
+        [("model", facts["path"]), *config_rows(facts["config"])],
         [
             ("parameters", f"{facts['parameters']:,}"),
             ("stored", stored),
@@ -242,34 +218,13 @@ def _as_text(facts: dict[str, Any], all_tensors: bool) -> str:
     width = max(len(name) for part in parts[:3] for name, _ in part)
     texts = [columns((name.ljust(width), value) for name, value in part) for part in parts if part]
     texts.append(columns(_tensor_rows(facts["tensors"], all_tensors), right="3"))
-    texts.append(_memory_text(facts["memory"]))
+    texts.append(memory_text(facts["memory"]))
     return "\n\n".join(texts) + "\n"
 
 
 def _one_line(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _MAX_CHARS and text.isprintable() else json.dumps(text[:_MAX_CHARS]) + "…"
-
-
-def _config_rows(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """The resolved configuration, without settings that are off; equal windows are one entry."""
-    rope = config["rope"]
-    kind, factors = rope["rope_type"], rope["factors"]
-    if kind == "factors":
-        kind = f"{len(factors)} factors from {min(factors):g} to {max(factors):g}"
-    is_short = kind == "default" or factors
-    fields = ["theta"] if is_short else [name for name in rope if name not in ("rope_type", "factors")]
-    windows = [window for window in config["layer_windows"] if window is not None]
-    special = {
-        "rope": ", ".join([kind, *(f"{name} {rope[name]}" for name in fields)]),
-        "layer_windows": f"{windows[0]} tokens on {len(windows)} of {config['num_layers']} layers"
-        if windows
-        else "none",
-        "eos_token_ids": ", ".join(map(str, config["eos_token_ids"])) or "none",
-    }
-    if "dense_layers" in config:
-        special["dense_layers"] = ", ".join(map(str, config["dense_layers"])) or "none"
-    return [(name, special.get(name, "none" if value is None else str(value))) for name, value in config.items()]
 
 
 def _tokenizer_rows(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
@@ -302,23 +257,3 @@ def _tensor_rows(tensors: Iterable[dict[str, Any]], all_tensors: bool) -> list[t
         count = f"{len(sizes)} tensors" if len(sizes) > 1 else ""
         rows.append((name, dtype, shape, bytes_text(sum(sizes)), ", ".join(filter(None, (count, unused)))))
     return [("tensor", "type", "shape", "bytes", ""), *rows]
-
-
-def _memory_text(memory: dict[str, Any]) -> str:
-    shown = {"float16": "16-bit", "float32": "32-bit"}
-    head = ("tokens", *(f"{bits} KV cache" for bits in shown.values()), *(f"total, {bits}" for bits in shown.values()))
-    rows = [
-        (f"{row['tokens']:,}", *(bytes_text(row[kind][d]) for kind in ("kv_bytes", "total_bytes") for d in shown))
-        for row in memory["contexts"]
-    ]
-    stored, all_float32 = (bytes_text(memory[key]) for key in ("weight_bytes", "float32_weight_bytes"))
-    title = (
-        f"memory: weights {stored}, as stored (types without kernels in float32; all on the reference executor: "
-        f"{all_float32}), and for one sequence, by its tokens"
-    )
-    if state := memory["state_bytes"]:
-        title += (
-            f"; its state takes {bytes_text(state)}, twice while it runs (in the totals), and once for each snapshot "
-            "(--state-cache-bytes)"
-        )
-    return f"{title}\n\n{columns([head, *rows], right='01234')}"

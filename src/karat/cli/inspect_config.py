@@ -1,0 +1,66 @@
+"""`karat inspect config.json`: whether a model runs, and what memory it would take, before it is downloaded."""
+
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from karat.cli.inspect_rows import config_rows, memory_of, memory_text
+from karat.cli.terminal import bytes_text, columns
+from karat.config import FLOAT_BYTES, ModelConfig
+
+if TYPE_CHECKING:
+    from karat.checkpoint.overrides import Overrides
+    from karat.checkpoint.weights import WeightSpec
+
+_MIXES = ("BF16", "Q8_0", "Q4_K_M")  # what `karat convert` may write
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def facts_of_config(path: Path, overrides: "Overrides") -> dict[str, Any]:
+    """All facts, for JSON. ConfigError for a model that does not run."""
+    from karat.models.decoder import weight_specs
+    from karat.models.families import FAMILIES
+    from karat.models.opening import config_alone
+    from karat.models.registry import read_config
+
+    config = read_config(config_alone(path, overrides))
+    specs = {spec.source: spec for spec in weight_specs(config)}
+    parameters = sum(math.prod(spec.shape) for spec in specs.values())
+    stored = {mix: sum(_stored_bytes(spec, mix, config) for spec in specs.values()) for mix in _MIXES}
+    stated = parameters * FLOAT_BYTES[config.dtype or "bfloat16"]
+    return {
+        "path": str(path),
+        "runs": f"as {config.model_type} ({FAMILIES[config.model_type].architecture})",
+        "config": asdict(config),
+        "parameters": parameters,
+        "converted_bytes": stored,
+        "memory": memory_of(config, parameters, stated),
+        "overrides": overrides.described(),
+    }
+
+
+def _stored_bytes(spec: "WeightSpec", mix: str, config: ModelConfig) -> int:
+    """Bytes of a tensor in a file that `karat convert` makes."""
+    from karat.checkpoint.weights import PLAIN_BYTES
+    from karat.convert.mix import MIXES, type_of
+    from karat.quant import FORMATS
+
+    layer = _LAYER.match(spec.source)
+    dtype = type_of(MIXES[mix], spec.source, spec.shape, int(layer[1]) if layer else None, config)
+    count = math.prod(spec.shape)
+    return FORMATS[dtype].num_bytes(count) if dtype in FORMATS else count * PLAIN_BYTES[dtype]
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The same for people."""
+    sizes = ", ".join(f"{mix} {bytes_text(size)}" for mix, size in facts["converted_bytes"].items())
+    rows = [
+        ("model", facts["path"]),
+        ("runs", facts["runs"]),
+        ("parameters", f"{facts['parameters']:,}"),
+        ("converted", sizes),
+        *config_rows(facts["config"]),
+    ]
+    return f"{columns(rows)}\n\n{memory_text(facts['memory'])}\n"
