@@ -5,9 +5,12 @@ import socket
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import ray
+from msgspec.structs import replace
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from karat.batch_files.asking import AppHere
@@ -21,41 +24,68 @@ from karat.server.settings import ServerSettings
 
 _AT_A_TIME = 4096  # calls of an actor
 _CONNECT_S = 10
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What an actor is made of: engine `number` of its host, with so many cores. The options are those of AsyncLLM."""
+
+    model: str | None
+    options: dict[str, Any]
+    model_names: tuple[str, ...]
+    default_max_tokens: int
+    receipts: bool
+    number: int
+    cores: int
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """Sequences that an engine computes at a time, and the model's fingerprint."""
+
+    max_num_seqs: int
+    fingerprint: str
+
+
+class Asked(msgspec.Struct, frozen=True, array_like=True):
+    """A request of the server's protocols."""
+
+    route: str
+    body: bytes
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True):
+    """Its answer."""
+
+    status: int
+    request_id: str | None
+    body: bytes
+    headers: dict[str, str]
 
 
 class EngineActor:
-    """The class of the actors. The model is loaded by the first call; options are those of AsyncLLM.
+    """The class of the actors, made of an encoded Job. The model is loaded by the first call."""
 
-    It is engine `number` of its host, with so many cores.
-    """
-
-    def __init__(
-        self,
-        model: str | None,
-        options: Mapping[str, Any],
-        settings: ServerSettings,
-        *,
-        receipts: bool,
-        number: int,
-        cores: int,
-    ) -> None:
-        stay(number, cores)
-        self._open = partial(AsyncLLM.open, model, **options)
-        self._settings, self._receipts = settings, receipts
+    def __init__(self, message: bytes) -> None:
+        job = _decode(message, type=Job)
+        stay(job.number, job.cores)
+        self._open = partial(AsyncLLM.open, job.model, **job.options)
+        self._settings = ServerSettings(model_names=job.model_names, default_max_tokens=job.default_max_tokens)
+        self._receipts = job.receipts
         self._lock = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._here: tuple[AppHere, AsyncLLM] | None = None
 
-    async def facts(self) -> tuple[int, str]:
-        """Sequences that the engine computes at a time, and the model's fingerprint."""
+    async def facts(self) -> bytes:
+        """The engine's Facts."""
         _, llm = await self._loaded()
-        return llm.max_num_seqs, (await llm.fingerprint()).short
+        return _encode(Facts(llm.max_num_seqs, (await llm.fingerprint()).short))
 
-    async def post(self, route: str, body: bytes) -> tuple[int, str | None, bytes, dict[str, str]]:
-        """A request of the server's protocols, and its answer: status, id, body and headers."""
+    async def post(self, message: bytes) -> bytes:
+        """What is Answered to what is Asked."""
         app, _ = await self._loaded()
-        answer, headers = await app.post(route, body)
-        return answer.status, answer.request_id, answer.body, dict(headers)
+        asked = _decode(message, type=Asked)
+        answer, headers = await app.post(asked.route, asked.body)
+        return _encode(Answered(answer.status, answer.request_id, answer.body, dict(headers)))
 
     async def _loaded(self) -> tuple[AppHere, AsyncLLM]:
         async with self._lock:
@@ -76,17 +106,25 @@ class ActorPlace:
 
     async def facts(self) -> tuple[int, str]:
         """As EngineActor has it, once the model is loaded. Errors of loading are Karat's own."""
-        return cast(tuple[int, str], await _asked(self._actor.facts.remote()))
+        found = _decode(await _asked(self._actor.facts.remote()), type=Facts)
+        return found.max_num_seqs, found.fingerprint
 
     async def post(self, route: str, body: bytes) -> tuple[BatchAnswer, Mapping[str, str]]:
-        status, request_id, content, headers = await _asked(self._actor.post.remote(route, body))
-        return BatchAnswer(status, request_id, content), headers
+        said = _decode(await _asked(self._actor.post.remote(_encode(Asked(route, body)))), type=Answered)
+        return BatchAnswer(said.status, said.request_id, said.body), said.headers
 
 
-async def _asked(reference: Any) -> Any:
+def _text(option: Any) -> str:
+    """A path of the options as text."""
+    if isinstance(option, Path):
+        return str(option)
+    raise TypeError(f"{type(option).__name__} is no option")
+
+
+async def _asked(reference: Any) -> bytes:
     """The result of a call. FailedError where the actor died, which Ray may start again."""
     try:
-        return await reference
+        return bytes(await reference)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, KaratError):
             raise error.cause from None
@@ -125,6 +163,15 @@ def engines(
     """
     places: list[ActorPlace] = []
     kind, memory = ray.remote(EngineActor), memory_of_engine(model, options)
+    job = Job(
+        model=model,
+        options={},
+        model_names=settings.model_names,
+        default_max_tokens=settings.default_max_tokens,
+        receipts=receipts,
+        number=0,
+        cores=0,
+    )
     for node in ray.nodes():
         here = int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
         each, room = cores or here, node["Resources"].get("memory", 0)
@@ -139,7 +186,7 @@ def engines(
                 max_restarts=-1,
                 max_concurrency=_AT_A_TIME,
                 scheduling_strategy=near,
-            ).remote(model, {**options, **threads}, settings, receipts=receipts, number=number, cores=each)
+            ).remote(_encode(replace(job, options={**options, **threads}, number=number, cores=each), enc_hook=_text))
             places.append(ActorPlace(actor, f"engine {number} on {node['NodeManagerAddress']}"))
     if not places:
         room = f" and {memory / 1e9:.1f} GB of memory" if memory else ""
