@@ -46,14 +46,14 @@ class Facts(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: str
 
 
-class Asked(msgspec.Struct, frozen=True, array_like=True):
+class Post(msgspec.Struct, frozen=True, array_like=True):
     """A request of the server's protocols."""
 
     route: str
     body: bytes
 
 
-class Answered(msgspec.Struct, frozen=True, array_like=True):
+class Posted(msgspec.Struct, frozen=True, array_like=True):
     """Its answer."""
 
     status: int
@@ -81,11 +81,11 @@ class EngineActor:
         return _encode(Facts(llm.max_num_seqs, (await llm.fingerprint()).short))
 
     async def post(self, message: bytes) -> bytes:
-        """What is Answered to what is Asked."""
+        """The Posted of a Post."""
         app, _ = await self._loaded()
-        asked = _decode(message, type=Asked)
+        asked = _decode(message, type=Post)
         answer, headers = await app.post(asked.route, asked.body)
-        return _encode(Answered(answer.status, answer.request_id, answer.body, dict(headers)))
+        return _encode(Posted(answer.status, answer.request_id, answer.body, dict(headers)))
 
     async def _loaded(self) -> tuple[AppHere, AsyncLLM]:
         async with self._lock:
@@ -110,7 +110,7 @@ class ActorPlace:
         return found.max_num_seqs, found.fingerprint
 
     async def post(self, route: str, body: bytes) -> tuple[BatchAnswer, Mapping[str, str]]:
-        said = _decode(await _asked(self._actor.post.remote(_encode(Asked(route, body)))), type=Answered)
+        said = _decode(await _asked(self._actor.post.remote(_encode(Post(route, body)))), type=Posted)
         return BatchAnswer(said.status, said.request_id, said.body), said.headers
 
 
