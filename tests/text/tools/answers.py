@@ -58,6 +58,9 @@ WRITERS = {
     "qwen-xml": _xml,
     "seed-xml": lambda calls: _xml(calls, "seed:tool_call", ""),
     "lfm2": lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>",
+    "olmo": lambda calls: (
+        "<function_calls>" + "\n".join(_pythonic([call])[1:-1] for call in calls) + "</function_calls>"
+    ),
     "harmony": _harmony,
 }
 

@@ -107,3 +107,42 @@ def byte_tokenizer(template: str | None = None, special: Sequence[str] = (), add
             json.dumps({key: value for key, value in config.items() if value is not None}), encoding="utf-8"
         )
         return Tokenizer.from_folder(folder)
+
+
+# Made by hand after the formats of OLMo 3 and EXAONE 4, of which no template is at hand.
+OLMO = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'system' or (loop.first and tools) %}
+{{- '<functions>' + (tools or []) | tojson + '</functions>\\n' }}
+{%- endif %}
+{{- message.content or '' }}
+{%- if message.tool_calls %}
+{{- '<function_calls>' }}
+{%- for call in message.tool_calls %}
+{{- call.function.name + '(' }}
+{%- for key, value in call.function.arguments.items() %}
+{{- key + '=' + value | tojson }}{{ ', ' if not loop.last }}
+{%- endfor %}
+{{- ')' }}{{ '\\n' if not loop.last }}
+{%- endfor %}
+{{- '</function_calls>' }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+EXAONE = """{%- if tools %}
+{{- '[|system|]\\n# Available Tools\\n' }}
+{%- for tool in tools %}{{ '<tool>' + tool | tojson + '</tool>\\n' }}{% endfor %}
+{{- '[|endofturn|]\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{{- '[|' + message.role + '|]\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
+{{- '}</tool_call>' }}
+{%- endfor %}
+{{- '[|endofturn|]\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '[|assistant|]\\n' + ('<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n') }}
+{%- endif %}"""

@@ -15,7 +15,7 @@ from karat.text.tools.parser import AnswerParser
 from karat.text.tools.reasoning import TAGS
 from karat.text.tools.registry import FORMATS
 from tests.text.tools.answers import CALLS, TOOLS
-from tests.text.tools.models import PLAIN, PYTHONIC, SMOLLM, byte_tokenizer
+from tests.text.tools.models import EXAONE, OLMO, PLAIN, PYTHONIC, SMOLLM, byte_tokenizer
 
 # The format of calls; None where Karat reads none of the template's form, or it has none.
 KNOWN = {
@@ -73,12 +73,15 @@ def test_a_call_that_a_template_writes_is_read(data_dir: Path, name: str) -> Non
     _reads_its_own_call(tokenizer)
 
 
-@pytest.mark.parametrize(("template", "form"), [(SMOLLM, "smollm"), (PYTHONIC, "pythonic")])
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [(SMOLLM, "smollm"), (PYTHONIC, "pythonic"), (OLMO, "olmo"), (EXAONE, "hermes")],
+)
 def test_formats_of_which_a_template_tells(template: str, form: str) -> None:
     dialect = dialect_of(byte_tokenizer(template))
     assert dialect.knows_tools and dialect.form is not None and dialect.form.name == form
-    assert dialect.writes_calls == (form == "pythonic")
-    if form == "pythonic":
+    assert dialect.writes_calls == (form != "smollm")
+    if form != "smollm":
         _reads_its_own_call(byte_tokenizer(template))
 
 
@@ -116,6 +119,14 @@ def test_templates_without_tools(data_dir: Path) -> None:
 def test_prompts_that_open_the_reasoning(data_dir: Path, name: str, variables: Any, opens: bool) -> None:
     tokenizer = byte_tokenizer((data_dir / "templates" / f"{name}.jinja").read_text(encoding="utf-8"))
     assert dialect_of(tokenizer).opens_reasoning(tokenizer.render_chat([USER], **variables)) == opens
+
+
+def test_reasoning_of_exaone_is_opened_by_its_template() -> None:
+    tokenizer = byte_tokenizer(EXAONE)
+    dialect = dialect_of(tokenizer)
+    assert dialect.tags == ("<think>", "</think>") and dialect.variables == {"enable_thinking"}
+    for opens in (True, False):
+        assert dialect.opens_reasoning(tokenizer.render_chat([USER], enable_thinking=opens)) == opens
 
 
 @pytest.mark.parametrize("tags", TAGS)

@@ -14,7 +14,7 @@ def _read(opening: str, sink: Sink) -> Reading[None]:
         called, char = yield from name((yield from space()))
         yield from literal("(", char)
         sink.begin(called)
-        yield from _keywords(sink)
+        yield from keywords(sink)
         sink.end()
         char = yield from space()
         if char == "]":
@@ -22,7 +22,7 @@ def _read(opening: str, sink: Sink) -> Reading[None]:
         yield from literal(",", char)
 
 
-def _keywords(sink: Sink) -> Reading[None]:
+def keywords(sink: Sink) -> Reading[None]:
     """name=value, … and the closing parenthesis, as a JSON object without its last brace."""
     char = yield from space()
     found: set[str] = set()

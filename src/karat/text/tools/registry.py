@@ -8,13 +8,14 @@ from karat.text.tools.hermes import HERMES
 from karat.text.tools.lfm2 import LFM2
 from karat.text.tools.llama import LLAMA
 from karat.text.tools.mistral import MISTRAL, MISTRAL_ARGS
+from karat.text.tools.olmo import OLMO
 from karat.text.tools.pythonic import PYTHONIC
 from karat.text.tools.smollm import SMOLLM
 from karat.text.tools.xml import QWEN_XML, SEED_XML
 
 FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
-    for each in (PYTHONIC, HERMES, QWEN_XML, SEED_XML, SMOLLM, MISTRAL, MISTRAL_ARGS, LLAMA, LFM2, HARMONY)
+    for each in (PYTHONIC, HERMES, QWEN_XML, SEED_XML, SMOLLM, MISTRAL, MISTRAL_ARGS, LLAMA, LFM2, OLMO, HARMONY)
 }
 
 
