@@ -36,8 +36,6 @@ class Streamed:
         rest = dict[str, Any]()
         for event in self.events:
             _gather(_plain(event), (), joined, rest)
-        counted = "message_start//message///usage"  # tokens that the first event has, which is the time's to say
-        rest = {path: value for path, value in rest.items() if not path.startswith(counted)}
         return json.dumps([joined, rest], sort_keys=True, indent=1)
 
     @property

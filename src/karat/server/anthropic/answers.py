@@ -48,6 +48,11 @@ def usage_of(tally: UpdateTally) -> MessageUsage:
     return MessageUsage(**_counts(tally))
 
 
+def usage_before(tally: UpdateTally) -> MessageUsage:
+    """The same before the first token, whether or not it came with the prompt's last step."""
+    return MessageUsage(**{**_counts(tally), "output_tokens": 0})
+
+
 def delta_usage_of(tally: UpdateTally) -> DeltaUsage:
     """The same for the last event of a stream, which has fewer fields."""
     return DeltaUsage(**_counts(tally))

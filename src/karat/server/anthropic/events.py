@@ -11,7 +11,7 @@ from karat.engine.requests.request_updates import RequestUpdate
 from karat.explanation import Explanation
 from karat.outputs import RequestOutput
 from karat.server.answers.subject import Subject, karat_of
-from karat.server.anthropic.answers import delta_usage_of, ending_of, usage_of
+from karat.server.anthropic.answers import delta_usage_of, ending_of, usage_before
 from karat.server.anthropic.blocks import Blocks
 from karat.server.anthropic.schema import (
     AnthropicError,
@@ -104,4 +104,4 @@ class MessageEvents:
 
     def _empty(self) -> AnthropicMessage:
         heading, karat = self._subject.heading, karat_of(self._subject)
-        return AnthropicMessage(heading.id, heading.model, [], None, None, usage_of(self._subject.tally), karat)
+        return AnthropicMessage(heading.id, heading.model, [], None, None, usage_before(self._subject.tally), karat)
