@@ -26,7 +26,12 @@ from tests.convert.folders import FAMILIES, folder_of
 WINDOWS = ["sliding_attention", "full_attention"]
 WINDOWS = ["sliding_attention", "full_attention"]
 MIXED = ("q4_k_m", "mxfp4_moe")
-RELEASED = {"qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "llama-3.2-1b": 1_235_814_400}  # parameters
+RELEASED = {  # parameters
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "llama-3.2-1b": 1_235_814_400,
+    "gemma-3-1b": 999_885_952,
+}
 
 
 @pytest.mark.parametrize("name", RELEASED)

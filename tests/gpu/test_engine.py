@@ -8,6 +8,7 @@ import pytest
 
 from karat import LLM, SamplingParams
 from karat.check.session.same_bits import invariance, invariance_of
+from karat.errors import ExecutorError
 from karat.models.opening import open_model
 from karat.ops.device import _ON_THE_CPU, missing
 from karat.ops.logits import DeviceLogits
@@ -65,6 +66,11 @@ def test_same_bits_on_the_cpu_and_on_both(tmp_path: Path) -> None:
     rows = list(invariance_of(open_model(folder), num_tokens=9, options={"device": "cuda-emulated"}))
     assert [row.setting.name for row in rows[-2:]] == ["on the CPU", "1 of 2 layers on the CPU"]
     assert all(row.is_right for row in rows)
+
+
+def test_fp8_is_refused_by_name() -> None:
+    with pytest.raises(ExecutorError, match="kernels of a GPU do not read E4M3 yet; run the model on the CPU"):
+        golden.digest_of("qwen2", "E4M3", device="cuda-emulated")
 
 
 @pytest.mark.drawn(3)

@@ -1,6 +1,6 @@
 """Layer by layer the bits are those of a whole run, and what is found is what is found in a whole trace.
 
-Covers: karat.check.record.hf_layerwise, karat.check.record.hf_files.
+Covers: karat.check.record.hf_observers, karat.check.record.hf_layerwise, karat.check.record.hf_files.
 """
 
 import json

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from karat.check.record.executors import Steps
 from karat.check.record.hf_delta_nets import DeltaNets
@@ -29,8 +28,11 @@ from karat.check.record.hf_modules import (
     other_modules,
     part_of,
     part_or_none,
+    reader_of_residual,
     refuse_other_modules,
+    scales_itself,
 )
+from karat.check.record.hf_observers import SoftmaxObserver, rows_seen
 from karat.check.record.hf_short_convs import ShortConvs
 from karat.check.trace.format import MASKED, Array, Trace, make_info
 from karat.check.trace.selection import EVERYTHING, Selection, padded
@@ -49,10 +51,11 @@ _MIXERS = {
     "conv": "in_proj out_proj".split(),
 }
 _LAYER_OUTPUTS = (
-    "input_layernorm post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj post_feedforward_layernorm"
+    "input_layernorm post_attention_layernorm pre_feedforward_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj "
+    "post_feedforward_layernorm"
 ).split()
 _OPTIONAL = frozenset(
-    "q_norm k_norm input_layernorm post_feedforward_layernorm "
+    "q_norm k_norm input_layernorm pre_feedforward_layernorm post_feedforward_layernorm "
     "in_proj_qkv in_proj_z in_proj_b in_proj_a in_proj_ba".split()
 )
 # Results that are recorded as the input of the module that reads them.
@@ -153,11 +156,8 @@ def record_hf(model: Any, steps: Steps, *, selection: Selection = EVERYTHING, ca
     rows = tuple(selection.rows_for(total, config.vocab_size))
     partial = {}
     if len(rows) < total:
-        arrays["lm_head"] = arrays["lm_head"][list(rows)]
-        partial = {"lm_head": rows}
-        if "model.norm" in arrays:
-            arrays["model.norm"] = arrays["model.norm"][list(rows)]
-            partial["model.norm"] = rows
+        partial = {name: rows for name in ("lm_head", "lm_head_uncapped", "model.norm") if name in arrays}
+        arrays |= {name: arrays[name][list(rows)] for name in partial}
     heads = (
         {}
         if selection.heads is None
@@ -189,20 +189,6 @@ def _continued(model: Any, steps: Steps) -> tuple[int, ...]:
     return tuple(ids)
 
 
-class _SoftmaxObserver(TorchFunctionMode):  # type: ignore[misc]
-    """Passes the argument of the softmax to `seen`, or what sinks are joined to before; results are unchanged."""
-
-    def __init__(self, seen: Callable[[torch.Tensor], None], *, has_sinks: bool) -> None:
-        super().__init__()
-        self._seen, self._has_sinks = seen, has_sinks
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == ("cat" if self._has_sinks else "softmax"):
-            given = args[0] if args else kwargs["input"]
-            self._seen(given[0] if self._has_sinks else given)
-        return func(*args, **(kwargs or {}))
-
-
 class Recorder:
     """Hooks on a transformers model, and the results that they saw since the last `take`."""
 
@@ -222,9 +208,10 @@ class Recorder:
     def _keep_of(self, mixer: str) -> Callable[[str, torch.Tensor], None]:
         return lambda name, value: self._keep(f"model.layers.{self._layer}.{mixer}.{name}", value)
 
-    def _keep_embedded(self, _module: Any, _args: Any, out: torch.Tensor) -> None:
-        self._embedded = out
-        self._keep("model.embed_tokens", out)
+    def _keep_embedded(self, module: Any, _args: Any, out: torch.Tensor) -> None:
+        if not scales_itself(module):
+            self._embedded = out
+            self._keep("model.embed_tokens", out)
 
     def _keep_scaled(self, _module: Any, args: tuple[torch.Tensor, ...]) -> None:
         """What the first layer reads, if the model made it of the embedding."""
@@ -255,6 +242,8 @@ class Recorder:
             try:
                 embedded = base.embed_tokens.register_forward_hook(self._keep_embedded)
                 stack.callback(embedded.remove)
+                if scales_itself(base.embed_tokens):
+                    stack.enter_context(rows_seen(base.embed_tokens, self._keep_rows))
                 output(part_of(base, "norm"), "model.norm")
                 first = base.layers[0].register_forward_pre_hook(self._keep_scaled)
                 stack.callback(first.remove)
@@ -263,7 +252,9 @@ class Recorder:
                     self._hook_layer(layer, number, output, argument, stack)
             except AttributeError as fault:
                 raise other_modules(model, fault) from None
-            # What the model makes of its head: logits may be scaled.
+            if getattr(model.config, "final_logit_softcapping", None):
+                output(model.lm_head, "lm_head_uncapped")
+            # What the model makes of its head: logits may be scaled, or have a cap.
             stack.callback(model.register_forward_hook(lambda _m, _args, out: self._keep("lm_head", out.logits)).remove)
             functions = {"apply_rotary_pos_emb": self._watch_rotary, "eager_attention_forward": self._watch}
             mixers = mixers_of(model)
@@ -299,8 +290,7 @@ class Recorder:
         for part, name in (_GATED_INPUTS if is_gated else _LAYER_INPUTS).items():
             if not part.startswith(absent):
                 argument(part_of(layer, part), f"{prefix}.{name}")
-        reader = "post_attention_layernorm" if part_or_none(layer, "input_layernorm") else "mlp"
-        argument(part_of(layer, reader), f"{prefix}.attention_residual")
+        argument(part_of(layer, reader_of_residual(layer)), f"{prefix}.attention_residual")
 
         def enter(_module: Any, _args: Any) -> None:
             self._layer = number
@@ -336,6 +326,10 @@ class Recorder:
             stack.callback(shared.down_proj.register_forward_pre_hook(inner).remove)
         stack.callback(mlp.experts.register_forward_pre_hook(chosen).remove)
 
+    def _keep_rows(self, rows: torch.Tensor) -> None:
+        self._embedded = rows
+        self._keep("model.embed_tokens", rows)
+
     def _keep_rotary(self, module: Any, _args: Any, out: Any) -> None:
         if not hasattr(module, "inv_freq"):  # layers have several RoPEs
             return
@@ -360,7 +354,7 @@ class Recorder:
                 self._keep(f"{prefix}.q_rope", args[1].transpose(1, 2))
                 self._turned = None
             keep = partial(self._keep_keys, f"{prefix}.scores", empty=-torch.inf)
-            with _SoftmaxObserver(keep, has_sinks=has_sinks):
+            with SoftmaxObserver(keep, has_sinks=has_sinks):
                 output, weights = original(*args, **kwargs)
             if weights is not None:
                 self._keep_keys(f"{prefix}.weights", weights, 0.0)

@@ -13,7 +13,7 @@ import torch
 
 from karat.check.record.hf import Recorder
 from karat.check.record.hf_files import HfFiles
-from karat.check.record.hf_modules import name_in, refuse_other_modules
+from karat.check.record.hf_modules import name_in, refuse_other_modules, scales_itself
 from karat.check.trace.format import Array
 from karat.check.trace.selection import EVERYTHING
 
@@ -37,6 +37,8 @@ def run_layerwise(
     base = model.model
     rotary = name_in(base, "rotary_emb")
     setattr(base, rotary, type(getattr(base, rotary))(model.config))  # frequencies are computed, not loaded
+    if scales_itself(base.embed_tokens):  # a number of the config's, which no file has
+        base.embed_tokens.embed_scale = torch.tensor(base.embed_tokens.scalar_embed_scale)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     files, recorder = HfFiles(folder, shapes), Recorder(EVERYTHING)
     total = recorder.end = len(ids)

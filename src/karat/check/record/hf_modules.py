@@ -70,13 +70,23 @@ def by_token(base: Any, name: str, out: Any) -> Any:
     return out.transpose(1, 2) if heads_first and is_view else out
 
 
+def reader_of_residual(layer: Any) -> str:
+    """The part that reads the sum of a layer's input and its attention."""
+    if part_or_none(layer, "pre_feedforward_layernorm") is not None:
+        return "pre_feedforward_layernorm"
+    return "post_attention_layernorm" if part_or_none(layer, "input_layernorm") else "mlp"
+
+
 def refuse_other_modules(model: Any) -> None:
     """Raises ExecutorError for a model of transformers without the modules that Llama has beside its layers."""
     for name in ("embed_tokens", "norm", "rotary_emb"):
         if part_or_none(model.model, name) is None:
             raise other_modules(model, f"it has no {name}")
-    if hasattr(model.model.embed_tokens, "embed_scale"):
-        raise other_modules(model, "its embedding is scaled by the module itself")
+
+
+def scales_itself(embedding: Any) -> bool:
+    """Whether an embedding multiplies the rows of its table, as Gemma's does."""
+    return hasattr(embedding, "embed_scale")
 
 
 def other_modules(model: Any, why: object) -> ExecutorError:
