@@ -4,10 +4,11 @@ import pytest
 
 from karat.batch_files.lines import seed_of
 from karat.engine.llm import LLM
-from karat.ray import generate
 from karat.request import SamplingParams
 
 ray = pytest.importorskip("ray", reason="Ray cannot be had here")
+
+from karat.ray import generate  # noqa: E402 - it needs Ray
 
 
 @pytest.mark.slow

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from karat.errors import CheckpointError, ClientError, KaratError, UsageError
-from karat.ray.engine_actor import engines
 from karat.server.settings import ServerSettings
 from tests.cli.conftest import COMMAND, Karat, environment
 from tests.cli.test_batch import write_requests
 from tests.support.ray_nodes import processes
+
+pytest.importorskip("ray", reason="Ray cannot be had here")
+
+from karat.ray.engine_actor import engines
 
 SETTINGS = ServerSettings(model_names=("m",))
 

@@ -53,4 +53,8 @@ def test_memory_is_that_of_the_weights_and_of_the_cache(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(bytes(40))
     assert memory_of_engine(str(tmp_path / "m.gguf"), {}) == 40
     assert memory_of_engine(str(tmp_path), {"kv_cache_bytes": 1000}) == 1810
+    for part in (1, 2, 3):
+        (tmp_path / f"s-0000{part}-of-00003.gguf").write_bytes(bytes(part))
+    (tmp_path / "t-00002-of-00003.gguf").write_bytes(bytes(100))
+    assert memory_of_engine(str(tmp_path / "s-00001-of-00003.gguf"), {}) == 6
     assert memory_of_engine(None, {}) == memory_of_engine("org/name", {"kv_cache_bytes": None}) == 0

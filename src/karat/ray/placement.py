@@ -3,7 +3,9 @@ stay on one NUMA node.
 """
 
 import os
+import re
 from collections.abc import Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,18 @@ from karat.ranks.placement import cores_of_ranks
 
 _ROOT = Path("/")
 _WEIGHTS = (".gguf", ".safetensors")
+_FIRST_PART = re.compile(r"(.+)-0*1(-of-\d+\.gguf)", re.ASCII)
 
 
 def memory_of_engine(model: str | None, options: Mapping[str, Any]) -> int:
     """Bytes of memory for the weights and the KV cache of an engine, as far as they are known here: the files of
-    weights at this path, and kv_cache_bytes. What an engine takes beyond that follows from what it finds.
+    weights at this path, all parts of a split, and kv_cache_bytes. What an engine takes beyond that follows from what
+    it finds.
     """
     path = Path(model or "")
-    files = path.iterdir() if model and path.is_dir() else [path]
+    files = [*path.iterdir()] if model and path.is_dir() else [path]
+    if parts := _FIRST_PART.fullmatch(path.name):
+        files = [*path.parent.glob(f"{escape(parts[1])}-*{parts[2]}")]
     weights = sum(file.stat().st_size for file in files if file.suffix in _WEIGHTS and file.is_file())
     return weights + int(options.get("kv_cache_bytes") or 0)
 
