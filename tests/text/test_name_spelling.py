@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from karat.errors import RequestError
@@ -49,6 +49,8 @@ def test_a_name_by_any_spelling_is_that_of_its_property(
 ) -> None:
     """Also where it is a pattern's. What is taken keeps to the schema, as jsonschema has it."""
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    # The compiler drops from a pattern what no name can have where there may be others (docs/serving.md).
+    assume(not (is_pattern and more is not None and {"\x01", "\x7f"} & {*name}))
     pattern = "^" + "".join(f"\\x{{{ord(char):x}}}" for char in name) + "$"
     schema: dict[str, Any] = {"type": "object", "properties": {name: {"const": 1}}}
     judged = schema

@@ -29,7 +29,7 @@ Examples
   karat inspect                      the embedded model
   karat inspect ./my-model --tensors
   karat inspect org/name --json | jq .memory
-  karat inspect config.json          before the weights are downloaded: whether it runs, and what it would take
+  karat inspect config.json          before a download: whether it runs
   karat inspect model.gguf --tensor-parallel-size 4   and each rank's share
 """
 

@@ -64,8 +64,13 @@ def by_token(base: Any, name: str, out: Any) -> Any:
         return out
     attention = base.layers[int(name.split(".")[2])].self_attn
     is_k = name.endswith(".k_norm")
-    width = attention.k_proj.out_features if is_k else part_of(attention, "o_proj").in_features
-    heads_first = out.shape[1] == width // out.shape[3]
+    if is_k:
+        stated, width = "num_key_value_heads", getattr(attention.k_proj, "out_features", None)
+    else:
+        stated, width = "num_attention_heads", getattr(part_of(attention, "o_proj"), "in_features", None)
+    # A module in the place of a projection may not say its sizes.
+    heads = getattr(base.config, stated) if width is None else width // out.shape[3]
+    heads_first = out.shape[1] == heads
     is_view = out.shape[1] != out.shape[2] or out.stride(1) < out.stride(2)
     return out.transpose(1, 2) if heads_first and is_view else out
 
