@@ -105,6 +105,9 @@ def draw(
         raw |= {key: value for key, value in changes.items() if key in allowed}
         if not raw.keys() & {"linear_num_key_heads", "conv_L_cache"}:
             raw.pop("layer_types", None)
+        if isinstance(by_layer := raw.get("no_rope_layers"), list):  # there may be more layers now, or fewer
+            num_layers = raw["num_hidden_layers"]
+            raw["no_rope_layers"] = (by_layer * num_layers)[:num_layers]
     hf = random_models.build(raw, rng.randrange(2**31))
     with torch.no_grad():
         for layer in hf.model.layers:
