@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from karat.errors import RequestError
@@ -44,13 +44,12 @@ def _spelled(name: str, rng: random.Random) -> str:
 @given(NAMES, NAMES, st.sampled_from([True, {}, {"type": "boolean"}, None]), st.booleans(), st.integers(0))
 @example("b", "a", True, True, 0)
 @example("b", "a", None, False, 0)
+@example("\x01\x7f", "", {"type": "boolean"}, True, 0)
 def test_a_name_by_any_spelling_is_that_of_its_property(
     name: str, other: str, more: Any, is_pattern: bool, seed: int
 ) -> None:
     """Also where it is a pattern's. What is taken keeps to the schema, as jsonschema has it."""
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
-    # The compiler drops from a pattern what no name can have where there may be others (docs/serving.md).
-    assume(not (is_pattern and more is not None and {"\x01", "\x7f"} & {*name}))
     pattern = "^" + "".join(f"\\x{{{ord(char):x}}}" for char in name) + "$"
     schema: dict[str, Any] = {"type": "object", "properties": {name: {"const": 1}}}
     judged = schema
@@ -60,6 +59,10 @@ def test_a_name_by_any_spelling_is_that_of_its_property(
     if more is not None:
         schema, judged = {**schema, "additionalProperties": more}, {**judged, "additionalProperties": more}
     judge = jsonschema.Draft202012Validator(judged)
+    if is_pattern and {"\x01", "\x7f"} & {*name}:
+        with pytest.raises(RequestError, match=r"patternProperties has .*control character"):
+            _takes(schema, "{}")
+        return
     rng = random.Random(seed)
     for each in (name, other):
         for value in ("1", "true"):
@@ -105,3 +108,22 @@ def test_a_listed_text_that_cannot_be_written_is_refused() -> None:
         with pytest.raises(RequestError, match=f"{next(iter(value))} has .*additionalProperties to false"):
             COMPILER.compile(StructuredOutputs(json=schema))
         COMPILER.compile(StructuredOutputs(json={**schema, "additionalProperties": False}))
+
+
+@pytest.mark.parametrize(
+    "asked", [r"\x{1}", r"\x01", r"\u0001", "\x01", r"[\x01]", r"[\x{7f}]", r"\a", r"\v", r"\x01?"]
+)
+def test_a_pattern_that_asks_for_what_cannot_be_written_is_refused(asked: str) -> None:
+    """The compiler drops such a character, and would take "ab"."""
+    for schema in (
+        {"type": "object", "patternProperties": {f"^a{asked}b$": {"const": 1}}},
+        {"type": "object", "properties": {"b": {"type": "string", "pattern": f"^a{asked}b$"}}},
+    ):
+        with pytest.raises(RequestError, match=r"control character.*additionalProperties to false"):
+            COMPILER.compile(StructuredOutputs(json=schema))
+
+
+@pytest.mark.parametrize("allowed", [r"[^\x00-\x1f]", r"[\x01a]", r"\n", r"\\x01", r"[\]\x01]", "x01"])
+def test_a_pattern_that_allows_it_among_others_is_kept(allowed: str) -> None:
+    schema = {"type": "object", "properties": {"b": {"type": "string", "pattern": f"^a{allowed}b$"}}}
+    assert not _takes(schema, '{"b":"ab"}')
