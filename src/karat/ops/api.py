@@ -442,6 +442,17 @@ class Routing:
         """Whether weights are the softmax of the chosen logits, whatever the others are."""
         return self.score == "softmax" and self.by_logit and self.renormalised and not (self.plus or self.least)
 
+    def for_kernels(self) -> tuple[Any, ...]:
+        """Its numbers in the order in which `route` of a plan and of a device take them, behind the logits."""
+        groups = self.groups or Groups(1, 1)
+        ranked = (self.num_chosen, self.score == "sigmoid", self.renormalised)
+        return (
+            *ranked,
+            *(groups.count, groups.num_chosen, groups.outside),
+            *(self.plus, self.least, self.scale),
+            *(self.bias, self.scales),
+        )
+
     def fault(self, experts: int) -> str | None:
         """What does not fit a router of so many experts."""
         groups = self.groups or Groups(1, 1)

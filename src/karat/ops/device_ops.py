@@ -341,21 +341,7 @@ def _paged_attention(
 
 
 def _route(on: DeviceKernels, op: api.Route) -> tuple[Any, Any]:
-    routing, groups = op.routing, op.routing.groups or api.Groups(1, 1)
-    ids, weights = on.device.route(
-        on.floats(op.logits),
-        routing.num_chosen,
-        routing.score == "sigmoid",
-        routing.renormalised,
-        groups.count,
-        groups.num_chosen,
-        groups.outside,
-        routing.plus,
-        routing.least,
-        routing.scale,
-        routing.bias,
-        routing.scales,
-    )
+    ids, weights = on.device.route(on.floats(op.logits), *op.routing.for_kernels())
     return ids, weights
 
 

@@ -214,22 +214,9 @@ def _paged_attention(recorder: PlanRecorder, op: api.PagedAttention) -> Handle:
 
 
 def _route(recorder: PlanRecorder, op: api.Route) -> tuple[Handle, Handle]:
-    routing, groups = op.routing, op.routing.groups or api.Groups(1, 1)
-    ids, weights = recorder.plan.route(
-        op.logits.register,
-        routing.num_chosen,
-        routing.score == "sigmoid",
-        routing.renormalised,
-        groups.count,
-        groups.num_chosen,
-        groups.outside,
-        routing.plus,
-        routing.least,
-        routing.scale,
-        routing.bias,
-        routing.scales,
-    )
-    return Handle(ids, (routing.num_chosen,)), Handle(weights, (routing.num_chosen,))
+    ids, weights = recorder.plan.route(op.logits.register, *op.routing.for_kernels())
+    width = (op.routing.num_chosen,)
+    return Handle(ids, width), Handle(weights, width)
 
 
 def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:
