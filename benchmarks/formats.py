@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.cold_start import write_shape
 from benchmarks.record import RESULTS, record
-from karat.bench.shapes import SHAPES
+from karat.bench.shape_configs import SHAPES
 from karat.convert import MIXES, convert
 from karat.models.opening import open_model
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from benchmarks.cold_start import write_shape
 from karat.bench.peers import PeerModel
 from karat.bench.peers.gguf_file import write_peer_file
-from karat.bench.shapes import DEVIATION, shape_config
+from karat.bench.shape_configs import shape_config
+from karat.bench.shapes import DEVIATION
 from karat.checkpoint import FolderCheckpoint, Weight
 from karat.models.decoder import weight_specs
 from karat.models.registry import find_weights, read_config

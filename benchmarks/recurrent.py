@@ -30,7 +30,8 @@ from benchmarks.record import RESULTS, ROOT, commit, keep, without_folders
 from karat.batch import ForwardBatch
 from karat.bench.limits import LimitMeter
 from karat.bench.peers.process import PeerProcess
-from karat.bench.shapes import SHAPES, write_shape
+from karat.bench.shape_configs import SHAPES
+from karat.bench.shapes import write_shape
 from karat.bench.sides import Side, extra_tokens
 from karat.bench.workloads import Workload, measure
 from karat.engine.engine_config import EngineConfig

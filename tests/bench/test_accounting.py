@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from karat.batch import ForwardBatch
 from karat.bench.accounting import Account, TokenWork
-from karat.bench.shapes import shape_config
+from karat.bench.shape_configs import shape_config
 from karat.config import FLOAT_BYTES, RopeConfig
 from karat.kv.groups import bytes_per_token
 from karat.models.decoder import outline, weight_specs

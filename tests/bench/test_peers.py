@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from karat.bench import peers, shapes
+from karat.bench import peers, shape_configs
 from karat.bench.peers import PEERS, PeerModel, load_peer
 from karat.bench.shapes import STORED_TYPES, RandomModel, random_model
 from karat.engine.llm import LLM
@@ -51,7 +51,7 @@ def made_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """made_of(family, stored): a random model, untied and with scaled RoPE for llama."""
 
     def make(family: str, stored: str) -> RandomModel:
-        monkeypatch.setattr(shapes, "_CONFIGS", {"tiny": shapes.shape_config("tiny"), "llama": LLAMA})
+        monkeypatch.setattr(shape_configs, "CONFIGS", {"tiny": shape_configs.shape_config("tiny"), "llama": LLAMA})
         return random_model("tiny" if family == "qwen2" else family, stored=stored)
 
     return make

@@ -1,4 +1,7 @@
-"""The shapes are those of the released models; their weights are random, reproducible and cheap in memory."""
+"""The shapes are those of the released models; their weights are random, reproducible and cheap in memory.
+
+Covers: karat.bench.shape_configs.
+"""
 
 import tracemalloc
 from math import prod
@@ -8,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from karat.bench import shapes
-from karat.bench.shapes import DEVIATION, SHAPES, STORED_TYPES, random_model, shape_config, write_shape, written
+from karat.bench import shape_configs
+from karat.bench.shape_configs import SHAPES, shape_config
+from karat.bench.shapes import DEVIATION, STORED_TYPES, random_model, write_shape, written
 from karat.checkpoint.gguf.form import AS_GGUF
 from karat.convert import convert
 from karat.convert.mix import MIXES
@@ -98,7 +102,7 @@ def test_a_hybrid_and_its_file_are_one_model(
     small = {"vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 256}
     small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}
     kept = {key: size for key, size in small.items() if key in shape_config(name)}
-    monkeypatch.setitem(shapes._CONFIGS, name, shape_config(name) | kept)
+    monkeypatch.setitem(shape_configs.CONFIGS, name, shape_config(name) | kept)
     made = random_model(name, stored=stored)
     write_shape(tmp_path / "it.gguf", name, stored)
     ids = np.random.default_rng(0).integers(0, 500, 90).tolist()
@@ -193,7 +197,7 @@ def test_a_file_with_experts_is_the_same_model(
     small: dict[str, Any] = {"vocab_size": 300, "hidden_size": 256, "num_hidden_layers": 2, "head_dim": 64}
     small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256}
     small |= {"layer_types": WINDOWS} if "gpt" in name else {"moe_intermediate_size": 256}
-    monkeypatch.setitem(shapes._CONFIGS, name, shape_config(name) | small)
+    monkeypatch.setitem(shape_configs.CONFIGS, name, shape_config(name) | small)
     made, path = random_model(name, stored=stored), tmp_path / "model.gguf"
     write_shape(path, name, stored)
     again = convert(open_gguf(path), tmp_path / "again.gguf", MIXES[stored.upper()])  # refuses to quantise again
@@ -218,7 +222,7 @@ def test_a_file_of_a_shape_is_the_same_model(stored: str, tmp_path: Path, monkey
         "vocab_size": 300,
         "max_position_embeddings": 256,
     }
-    monkeypatch.setitem(shapes._CONFIGS, "small", shape_config("llama-3.2-1b") | small)
+    monkeypatch.setitem(shape_configs.CONFIGS, "small", shape_config("llama-3.2-1b") | small)
     made = random_model("small", stored=stored).checkpoint
     once = written(made, tmp_path / "once.gguf")
     twice = written(once, tmp_path / "twice.gguf")

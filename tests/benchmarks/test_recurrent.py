@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks import recurrent
-from karat.bench import shapes
-from karat.bench.shapes import shape_config, write_shape
+from karat.bench import shape_configs
+from karat.bench.shape_configs import shape_config
+from karat.bench.shapes import write_shape
 from karat.ops.native import unavailable_reason
 
 if unavailable_reason():
@@ -21,7 +22,7 @@ SMALL = {"vocab_size": 512, "hidden_size": 256, "num_experts": 4, "num_experts_p
 @pytest.mark.slow
 def test_a_run_on_a_small_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Whole, but for llama.cpp. Shares are those of the seconds beside them, of all three delta nets."""
-    monkeypatch.setitem(shapes._CONFIGS, NAME, shape_config(NAME) | SMALL)
+    monkeypatch.setitem(shape_configs.CONFIGS, NAME, shape_config(NAME) | SMALL)
     monkeypatch.setattr(recurrent, "BEYOND_CACHES", 8 << 20)
     given = ["--shape", NAME, "--weights", "q8_0", "--no-peer", "--repeat", "1", "-n", "2", "-p", "32", "--threads"]
     write_shape(tmp_path / f"{NAME}-q8_0.gguf", NAME, "q8_0")

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from karat import LLM
-from karat.bench.shapes import shape_config
+from karat.bench.shape_configs import shape_config
 from karat.kv.groups import groups_of
 from karat.models.decoder import outline
 from karat.models.registry import read_config

@@ -1,6 +1,6 @@
 """The trace of llama.cpp in tests/data: `python -m tools.zoo.llamacpp tests/data/llama_cpp_tiny.trace` made it.
 
-The model is `karat.bench.shapes`' "tiny" with random Q8_0 weights (seed 0), so the trace needs no file beside it.
+The model is "tiny" of `karat.bench.shape_configs` with random Q8_0 weights (seed 0), so the trace needs no other file.
 """
 
 import sys

@@ -6,19 +6,17 @@ checkpoint. Block formats are drawn as blocks, so nothing is quantised.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from karat.bench.peers.api import PeerModel
 from karat.bench.peers.gguf_file import write_peer_file
+from karat.bench.shape_configs import shape_config
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
-from karat.checkpoint.gguf.form import AS_GGUF
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
@@ -27,7 +25,7 @@ from karat.convert.metadata import model_pairs, rope_of
 from karat.convert.mix import MIXES, is_router, type_of
 from karat.errors import UsageError
 from karat.models.decoder import weight_specs
-from karat.models.opening import config_alone, open_gguf
+from karat.models.opening import open_gguf
 from karat.models.registry import find_weights, read_config
 from karat.quant import FORMATS
 from karat.text import Tokenizer
@@ -41,253 +39,6 @@ _SLACK_BYTES = 8 << 20  # of the pool, beyond the largest tensor, for different 
 _CHUNK = 1 << 20  # numbers drawn at a time
 _QUANTISED = 1 << 18  # numbers that are quantised for the blocks of a mix
 
-_QWEN2 = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "sliding_window": 32768,
-    "torch_dtype": "bfloat16",
-}
-_QWEN35 = {  # stored as GGUF files store it: only there a block of 256 columns may lie over two heads
-    AS_GGUF: True,
-    "vocab_size": 16384,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "head_dim": 256,
-    "full_attention_interval": 4,
-    "hidden_act": "silu",
-    "max_position_embeddings": 262144,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
-    "attention_bias": False,
-    "torch_dtype": "bfloat16",
-}
-_CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "qwen2.5-0.5b": {
-        **_QWEN2,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_window_layers": 21,
-    },
-    "qwen2.5-1.5b": {
-        **_QWEN2,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "max_window_layers": 21,
-    },
-    "llama-3.2-1b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "torch_dtype": "bfloat16",
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 32.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-    },
-    "llama-3.1-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
-    "gemma-3-1b": {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "vocab_size": 262144,
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "rope_local_base_freq": 10000.0,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 512,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "torch_dtype": "bfloat16",
-    },
-    "qwen3-30b-a3b-cut": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "vocab_size": 16384,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "hidden_act": "silu",
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "torch_dtype": "bfloat16",
-    },
-    "gpt-oss-20b-cut": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "vocab_size": 16384,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "num_local_experts": 32,
-        "num_experts_per_tok": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
-        "sliding_window": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150000.0,
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": 32.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "original_max_position_embeddings": 4096,
-            "truncate": False,
-        },
-        "attention_bias": True,
-        "swiglu_limit": 7.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-    },
-    "qwen3.5-0.8b": {
-        **_QWEN35,
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "model_type": "qwen3_5_text",
-        "hidden_size": 1024,
-        "intermediate_size": 3584,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "linear_num_value_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "qwen3.5-9b-cut": {
-        **_QWEN35,
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "model_type": "qwen3_5_text",
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "linear_num_value_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "qwen3.5-35b-a3b-cut": {
-        **_QWEN35,
-        "architectures": ["Qwen3_5MoeForCausalLM"],
-        "model_type": "qwen3_5_moe_text",
-        "hidden_size": 2048,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "linear_num_value_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "olmoe-small": {  # a whole model of the form of OLMoE-1B-7B, a quarter as wide and half as deep
-        "architectures": ["OlmoeForCausalLM"],
-        "model_type": "olmoe",
-        "vocab_size": 50304,
-        "hidden_size": 512,
-        "intermediate_size": 512,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": False,
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "pad_token_id": 1,
-        "torch_dtype": "bfloat16",
-    },
-    "tiny": {
-        **_QWEN2,
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "sliding_window": 512,
-        "max_window_layers": 2,
-    },
-}
-SHAPES = tuple(_CONFIGS)
-
 
 @dataclass(frozen=True, slots=True)
 class RandomModel:
@@ -295,15 +46,6 @@ class RandomModel:
 
     checkpoint: FolderCheckpoint
     tokenizer: Tokenizer
-
-
-def shape_config(name: str) -> dict[str, Any]:
-    """The config.json of a shape, or the one at this path. An unknown name is a UsageError that lists the names."""
-    if name.endswith(".json") and Path(name).is_file():
-        return config_alone(Path(name))
-    if name not in _CONFIGS:
-        raise UsageError(f"shape {name!r} is not known; there are {', '.join(SHAPES)}, and any config.json")
-    return dict(_CONFIGS[name])
 
 
 def random_model(name: str, *, stored: str = "bf16", seed: int = 0) -> RandomModel:
