@@ -32,6 +32,7 @@ SEED = int(seed.SEED)
 PLAIN = ("folder", "F32", "F16", "BF16")
 QUANTISED = tuple(mix for mix in MIXES if mix not in PLAIN)
 LARGE = {"hidden_size": 256, "intermediate_size": 256}  # whole blocks of every format
+LARGER_HEADS = {"phi3 with longrope": {"partial_rotary_factor": 0.125}}  # as many pairs as there are factors
 F32 = np.dtype(np.float32)
 SEEN = 1e-5  # of the deviation of an op's results, ten times the floor: what moves them less counts as rounding
 
@@ -53,7 +54,7 @@ def rng_of(*words: str) -> np.random.Generator:
 
 def made(tmp_path: Path, family: str, kind: str, rng: np.random.Generator, part: str | None = None) -> Subject:
     """A model of the family as it is stored in this way, and a copy with one weight perturbed in the file."""
-    sizes = LARGE if kind in QUANTISED else {}
+    sizes = {**LARGE, **LARGER_HEADS.get(family, {})} if kind in QUANTISED else {}
     folder = folder_of(tmp_path / "model", SEED, **{**FAMILIES[family], **sizes})
     right = folder
     if kind != "folder":
@@ -68,9 +69,14 @@ def made(tmp_path: Path, family: str, kind: str, rng: np.random.Generator, part:
     name = str(rng.choice(sorted(names)))
     if kind == "folder":
         file = wrong / "model.safetensors"
-        offset = offset_in_folder(file, hub_name(opened.config.model_type, name))
+        tensors = tensors_of_folder(file)
+        stored_name = hub_name(opened.config.model_type, name)
     else:
-        file, offset = wrong, offset_in_gguf(wrong, form.stored_name(name))
+        file, tensors, stored_name = wrong, tensors_of_gguf(wrong), form.stored_name(name)
+    # A weight that is some rows of a stored tensor, as phi3's gate_proj is of gate_up_proj, is found by its bytes.
+    offset, size = tensors.get(stored_name, (0, 0))
+    if size != stored[name].num_bytes:
+        offset = file.read_bytes().index(stored[name].data.tobytes())
     perturb(file, offset, stored[name].dtype, stored[name].num_bytes, rng)
     before, after = (open_model(str(path)).stored[name].to_array(F32) for path in (right, wrong))
     rows = np.unique(np.argwhere(before != after)[:, 0])
@@ -78,15 +84,17 @@ def made(tmp_path: Path, family: str, kind: str, rng: np.random.Generator, part:
     return Subject(folder, right, wrong, name, int(rows[0]))
 
 
-def offset_in_folder(file: Path, name: str) -> int:
+def tensors_of_folder(file: Path) -> dict[str, tuple[int, int]]:
+    """Where each tensor begins in the file, and its bytes."""
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
-    return 8 + length + int(json.loads(data[8 : 8 + length])[name]["data_offsets"][0])
+    header = json.loads(data[8 : 8 + length])
+    spans = {name: each["data_offsets"] for name, each in header.items() if name != "__metadata__"}
+    return {name: (8 + length + start, stop - start) for name, (start, stop) in spans.items()}
 
 
-def offset_in_gguf(file: Path, name: str) -> int:
-    (offset,) = (int(tensor.data_offset) for tensor in gguf.GGUFReader(file).tensors if tensor.name == name)
-    return offset
+def tensors_of_gguf(file: Path) -> dict[str, tuple[int, int]]:
+    return {t.name: (int(t.data_offset), int(t.n_bytes)) for t in gguf.GGUFReader(file).tensors}
 
 
 def perturb(file: Path, offset: int, dtype: str, num_bytes: int, rng: np.random.Generator) -> None:

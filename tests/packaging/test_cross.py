@@ -18,6 +18,7 @@ INTEGERS = {  # which alone have these builds
     "neon_dotprod": ["-DKARAT_ISA_NAMESPACE=neon_dotprod", "-march=armv8.2-a+dotprod"],
     "neon_i8mm": ["-DKARAT_ISA_NAMESPACE=neon_i8mm", "-march=armv8.2-a+dotprod+i8mm"],
 }
+EMULATION = ["-DKARAT_ISA_NAMESPACE=gpu", "-DKARAT_ONE_LANE", "-Wno-unknown-pragmas"]  # of csrc/gpu, as cmake has it
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no aarch64-linux-gnu-g++ here")
 
@@ -27,11 +28,13 @@ def sources() -> list[tuple[str, list[str]]]:
     found = []
     for path in sorted((ROOT / "csrc").rglob("*.cpp")):
         text = path.read_text(encoding="utf-8")
-        if path.name.startswith("amx_"):  # for Intel's tiles
+        if path.name.startswith("amx_") or path.name == "device_cuda.cpp":  # for Intel's tiles, for CUDA's runtime
             continue
         if "KARAT_ISA_NAMESPACE" in text:
             builds = BUILDS | INTEGERS if path.name.startswith("integer_") and path.parent.name == "kernels" else BUILDS
             found += [(path.relative_to(ROOT).as_posix(), flags) for flags in builds.values()]
+        elif path.parent.name == "gpu":
+            found.append((path.relative_to(ROOT).as_posix(), EMULATION))
         elif "nanobind" not in text and "limits_module.h" not in text:
             found.append((path.relative_to(ROOT).as_posix(), []))
     return found
