@@ -57,7 +57,7 @@ Overflow Plan::run(const StepInput& input) {
     StepContext step(*this, input, pool);
     if (group_) step.first_collective = group_->reserve(group_->self, num_collectives_);
     if (group_) pool.run(task, &step);  // which may wait for a slow rank: that says nothing about these threads
-    else crew_.run(task, &step);
+    else crew_.run(pool, task, &step);
     if (step.stopped) throw std::runtime_error("the step was abandoned: another rank failed");
     return step.overflow;
 }

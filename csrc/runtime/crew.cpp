@@ -8,13 +8,13 @@
 namespace karat {
 namespace {
 
-constexpr double kWatchedSeconds = 0.05;                // what a crew judges by: one late thread is nothing
-constexpr double kFirstPause = 0.5, kLongestPause = 8;  // seconds with fewer threads; doubled each time
+constexpr double kWatchedSeconds = 0.05;  // what crews judge by: one late thread is nothing
+constexpr double kLongestPause = 8;       // seconds with fewer threads
 
 // A pool of half the threads, or of one where the system refuses more.
 std::shared_ptr<Pool> half(int num_threads) {
     try {
-        return Pool::of(num_threads / 2);
+        return Pool::of(std::max(num_threads / 2, 1));
     } catch (const std::runtime_error&) {
         return Pool::of(1);
     }
@@ -22,35 +22,40 @@ std::shared_ptr<Pool> half(int num_threads) {
 
 }  // namespace
 
-Crew::Crew(int num_threads) : pools_{Pool::of(num_threads)}, pause_s_(kFirstPause) {}
+Crew::Crew(int num_threads) : pools_{Pool::of(num_threads)} {}
 
 Pool& Crew::next() {
-    if (halvings_ > 0 && seconds() >= retry_at_s_) {
-        halvings_ = 0;
-        watched_ = {};
+    pools_[0]->require_here();  // before a lock that may have been held at the fork
+    Pool::Seen& seen = pools_[0]->seen();
+    const std::lock_guard lock(seen.changing);
+    if (seen.halvings > 0 && seconds() >= seen.retry_at_s) {
+        seen.halvings = 0;
+        seen.watched = {};
     }
-    return *pools_[halvings_];
+    while (pools_.size() <= seen.halvings) pools_.push_back(half(pools_.back()->size()));
+    return *pools_[seen.halvings];
 }
 
-void Crew::run(Pool::Task task, void* argument) {
-    const Pool& pool = *pools_[halvings_];
-    const Pool::Times times = pools_[halvings_]->run(task, argument);
-    watched_.all_s += times.all_s;
-    watched_.asleep_s += times.asleep_s;
-    if (pool.size() == 1 || watched_.all_s < kWatchedSeconds) return;
+void Crew::run(Pool& pool, Pool::Task task, void* argument) {
+    const Pool::Times times = pool.run(task, argument);
+    Pool::Seen& seen = pools_[0]->seen();
+    const std::lock_guard lock(seen.changing);
+    if (seen.halvings >= pools_.size() || &pool != pools_[seen.halvings].get()) return;  // another crew decided
+    seen.watched.all_s += times.all_s;
+    seen.watched.asleep_s += times.asleep_s;
+    if (pool.size() == 1 || seen.watched.all_s < kWatchedSeconds) return;
     // The caller worked for the rest of the time. If the others worked as long, one thread does it all in `size` times
     // that.
-    const bool is_slower_than_one = (watched_.all_s - watched_.asleep_s) * pool.size() < watched_.all_s;
-    watched_ = {};
+    const bool is_slower_than_one = (seen.watched.all_s - seen.watched.asleep_s) * pool.size() < seen.watched.all_s;
+    seen.watched = {};
     if (is_slower_than_one) {
-        if (halvings_ == 0) {
-            retry_at_s_ = seconds() + pause_s_;
-            pause_s_ = std::min(2 * pause_s_, kLongestPause);
+        if (seen.halvings == 0) {
+            seen.retry_at_s = seconds() + seen.pause_s;
+            seen.pause_s = std::min(2 * seen.pause_s, kLongestPause);
         }
-        halvings_ += 1;
-        if (halvings_ == pools_.size()) pools_.push_back(half(pool.size()));
-    } else if (halvings_ == 0) {
-        pause_s_ = kFirstPause;
+        seen.halvings += 1;
+    } else if (seen.halvings == 0) {
+        seen.pause_s = Pool::Seen::kFirstPause;
     }
 }
 

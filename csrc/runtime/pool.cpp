@@ -138,11 +138,15 @@ void Pool::work(int thread) {
     }
 }
 
-Pool::Times Pool::run(Task task, void* argument) {
+void Pool::require_here() const {
     if (process_ != forks)
         throw std::runtime_error(
             "this process was forked from one that had loaded the model: its threads exist only there; "
             "load the model after forking, or start processes with the \"spawn\" method");
+}
+
+Pool::Times Pool::run(Task task, void* argument) {
+    require_here();
     const std::lock_guard lock(shared().running);
     const DefaultFloatEnv env;
     const double begun_s = seconds(), slept_before_s = asleep_s;

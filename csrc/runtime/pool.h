@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -41,8 +42,20 @@ public:
     // Of a run: how long it took, and for how much of that its caller slept and spun before it slept.
     struct Times { double all_s = 0, asleep_s = 0; };
 
+    // What the crews (runtime/crew.h) whose largest pool this is have seen and decided together.
+    struct Seen {
+        static constexpr double kFirstPause = 0.5;  // seconds; doubled each time
+        std::mutex changing;
+        std::size_t halvings = 0;  // of the pool that runs
+        Times watched;             // since they last decided
+        double pause_s = kFirstPause, retry_at_s = 0;
+    };
+    Seen& seen() { return seen_; }
+    // Throws std::runtime_error in a forked child, where the threads do not exist.
+    void require_here() const;
+
     // Calls task(argument, thread) on every thread, in the default floating-point environment; returns when all are
-    // done. Throws std::runtime_error in a forked child, where the threads do not exist.
+    // done. Throws as require_here does.
     Times run(Task task, void* argument);
 
     // For tasks: all threads wait here for each other.
@@ -53,6 +66,7 @@ private:
     void work(int thread);
     void end();
 
+    Seen seen_;
     const int size_, spins_;
     const unsigned process_;  // how many forks away it was made
     Barrier barrier_;

@@ -197,6 +197,7 @@ void crew_step(Crew& crew, int late_ms) {
         int late_ms;
     } step{pool, late_ms};
     crew.run(
+        pool,
         [](void* argument, int thread) {
             const auto& [pool, late_ms] = *static_cast<Step*>(argument);
             for (int i = 0; i < 5; ++i) {
@@ -226,13 +227,24 @@ void a_crew_whose_threads_come_late_halves_itself_and_tries_again() {
     }
 }
 
+void crews_of_a_size_judge_together() {
+    Crew first(2), of_three(3);
+    for (int i = 0; i < 20 && first.next().size() == 2; ++i) crew_step(first, 20);
+    Crew second(2);
+    CHECK(second.next().size() == 1);
+    CHECK(of_three.next().size() == 3);
+    std::this_thread::sleep_for(Milliseconds(600));
+    CHECK(second.next().size() == 2);  // tried by one of them
+    CHECK(first.next().size() == 2);
+}
+
 void one_late_thread_among_many_steps_halves_no_crew() {
     Crew crew(2);
     for (int i = 0; i < 3; ++i) {
         crew_step(crew, 3);
         Pool& pool = crew.next();
         CHECK(pool.size() == 2);
-        crew.run([](void*, int) { std::this_thread::sleep_for(Milliseconds(60)); }, nullptr);
+        crew.run(pool, [](void*, int) { std::this_thread::sleep_for(Milliseconds(60)); }, nullptr);
         CHECK(crew.next().size() == 2);
     }
 }
@@ -252,5 +264,6 @@ int main() {
     RUN(a_forked_child_is_refused_and_may_make_its_own);
     RUN(a_fork_in_the_middle_of_a_run_leaves_the_child_free);
     RUN(a_crew_whose_threads_come_late_halves_itself_and_tries_again);
+    RUN(crews_of_a_size_judge_together);
     RUN(one_late_thread_among_many_steps_halves_no_crew);
 }
