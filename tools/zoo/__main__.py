@@ -20,7 +20,7 @@ import transformers
 
 from karat.ops.integers import WIDTHS
 from tools.zoo.draws import ONE_OP, cases_of, pairs
-from tools.zoo.faults import MIXTURES, RECURRENT, ROWS
+from tools.zoo.faults import MIXTURES, OF_FAMILIES, RECURRENT, ROWS
 from tools.zoo.faults_tokens import TOKEN_BUGS, token_case
 from tools.zoo.goals import EXIT_CODES, Goal, goal_lines, goals_of_healthy, goals_of_pairs, goals_of_rows, worst
 from tools.zoo.healthy import healthy
@@ -39,9 +39,9 @@ PARTS = {
 
 def rows_of(kind: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Case]]]:
     """Cases row by row. Bugs of tokens are told from ids, of which every trace has all: they are in `full` only, as are
-    those of experts and of recurrent layers."""
+    those of experts, of recurrent layers and of single families."""
     is_full = kind == "full" and args.activations is None
-    for row in (*ROWS, *MIXTURES, *RECURRENT) if is_full else ROWS:
+    for row in (*ROWS, *MIXTURES, *RECURRENT, *OF_FAMILIES) if is_full else ROWS:
         if not args.only or row.bug in args.only:
             yield (
                 row.title,
@@ -91,7 +91,7 @@ def main() -> int:
         "--only",
         action="append",
         default=[],
-        choices=[*dict.fromkeys(row.bug for row in (*ROWS, *MIXTURES, *RECURRENT)), *TOKEN_BUGS],
+        choices=[*dict.fromkeys(row.bug for row in (*ROWS, *MIXTURES, *RECURRENT, *OF_FAMILIES)), *TOKEN_BUGS],
         metavar="BUG",
     )
     parser.add_argument(

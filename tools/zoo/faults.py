@@ -13,6 +13,7 @@ import torch
 
 from tools.zoo import caches
 from tools.zoo import faults_experts as experts
+from tools.zoo import faults_families as families
 from tools.zoo import faults_parts as parts
 from tools.zoo import faults_recurrence as recurrence
 from tools.zoo import faults_rows as rows
@@ -227,6 +228,21 @@ MIXTURES: tuple[Row, ...] = (
     Row("expert-weights", experts.biased_weights, {"family": "lfm2_moe"}, "biased"),
     Row("shared-expert", experts.shared_left_out, {"family": "qwen2_moe"}),
     Row("bias-missing", experts.router_bias, {"family": "gpt_oss"}, "of routers"),
+)
+_GEMMA2: dict[str, Any] = {"family": "gemma2"}
+_GEMMA3: dict[str, Any] = {"family": "gemma3_text"}
+_IN_TWO: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": 7, "sliding_window_pattern": 2}
+# Of families that compute what few others do, on full traces alone.
+OF_FAMILIES: tuple[Row, ...] = (
+    Row("norm-offset", families.norm_offset, _GEMMA2, "of Gemma 2"),
+    Row("norm-offset", families.norm_offset, _GEMMA3, "of Gemma 3"),
+    Row("softcap", families.cap_of_logits, {**_GEMMA3, "changes": {"final_logit_softcapping": 4.0}}, "of logits"),
+    Row("softcap", families.cap_of_scores, {**_GEMMA2, "changes": {"attn_logit_softcapping": 12.0}}, "of scores"),
+    Row("mask-window", families.window, {**_GEMMA3, "changes": _IN_TWO, "steps": "whole"}, "by one"),
+    Row("rope-theta", families.rope_of_the_other_kind, {**_GEMMA3, "changes": _IN_TWO}, "behind a window"),
+    Row("activation", families.activation, _GEMMA2, "of Gemma"),
+    Row("multiplier", families.embedding_unscaled, _GEMMA3, "of Gemma's embedding"),
+    Row("multiplier", families.multiplier, {"family": "granite"}, "of Granite"),
 )
 _GROUPED_KEYS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 # Of families with recurrent layers, on full traces alone too.

@@ -23,7 +23,7 @@ from karat.check.trace.format import Trace  # noqa: E402
 from karat.check.trace.reading import read_trace  # noqa: E402
 from karat.check.trace.writing import write_trace  # noqa: E402
 from tests.support.seed import SEED  # noqa: E402
-from tools.zoo.faults import MIXTURES, RECURRENT, ROWS, Row  # noqa: E402
+from tools.zoo.faults import MIXTURES, OF_FAMILIES, RECURRENT, ROWS, Row  # noqa: E402
 from tools.zoo.faults_bytes import dtype_trunc  # noqa: E402
 from tools.zoo.faults_rope import rope_pairing  # noqa: E402
 from tools.zoo.faults_tokens import TOKEN_BUGS, token_case, token_run  # noqa: E402
@@ -56,6 +56,12 @@ def test_each_bug_of_recurrent_layers_is_named(row: Row) -> None:
     test_each_bug_is_named(row)
 
 
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("row", OF_FAMILIES, ids=lambda row: row.title)
+def test_each_bug_of_single_families_is_named(row: Row) -> None:
+    test_each_bug_is_named(row)
+
+
 @pytest.mark.parametrize("bug", TOKEN_BUGS)
 def test_each_bug_of_tokens_is_named(bug: str) -> None:
     cases = (token_case(bug, f"{SEED}-{bug}-{index}") for index in range(40))
@@ -78,7 +84,7 @@ def test_nothing_is_named_beside_zeros() -> None:
 
 
 def test_the_catalogue_has_every_row_of_the_zoo() -> None:
-    assert {row.bug for row in (*ROWS, *MIXTURES, *RECURRENT)} | set(TOKEN_BUGS) <= set(BUGS)
+    assert {row.bug for row in (*ROWS, *MIXTURES, *RECURRENT, *OF_FAMILIES)} | set(TOKEN_BUGS) <= set(BUGS)
 
 
 def test_a_class_of_pairs_is_named_whole_in_every_layer() -> None:

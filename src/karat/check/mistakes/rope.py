@@ -203,6 +203,9 @@ def _rope_params(scope: Scope, shape: LayerShape, rope: RopeConfig) -> Iterator[
         yield "rope-theta", detail, {"rope": config}
     for rope_of_others in scope.config.other_ropes:
         yield "rope-theta", "the factors of contexts of another length", {"rope": rope_of_others}
+    elsewhere = {shape.rope for shape in scope.config.shapes if shape.rope not in (None, rope)}
+    for rope_of_layers in sorted(elsewhere, key=repr):
+        yield "rope-theta", "the frequencies of layers of the other kind", {"rope": rope_of_layers}
     for part in (2, 4):
         if d % (2 * part) == 0:
             yield "rope-partial", f"only {d // part} of {d} dimensions", {"rotary_dim": d // part}

@@ -1,0 +1,89 @@
+"""Bugs of what few families have: norms of 1 + weight, caps, GELU, multipliers, and RoPE by kind of layer."""
+
+import types
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from tools.zoo.fault import layers
+from tools.zoo.models import Subject
+
+
+def norm_offset(subject: Subject, stack: ExitStack) -> None:
+    """The weight alone, as an engine multiplies by it that does not know of the 1, or 2 + weight."""
+    model = subject.hf.model
+    names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    groups = [[getattr(layer, f"{name}_layernorm") for layer in model.layers] for name in names]
+    groups += [[model.norm], [norm for group in groups for norm in group] + [model.norm]]
+    if hasattr(model.layers[0].self_attn, "q_norm"):
+        groups.append([norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)])
+    is_alone = subject.rng.choice([True, False])
+    for norm in subject.rng.choice(groups):
+        if is_alone:
+            norm.forward = types.MethodType(_by_weight_alone, norm)
+        else:
+            norm.weight.data += 1
+
+
+def _by_weight_alone(norm: Any, x: torch.Tensor) -> Any:
+    return norm._norm(x.float()) * norm.weight.float()
+
+
+def cap_of_logits(subject: Subject, stack: ExitStack) -> bool:
+    """Left out, or another."""
+    config = subject.hf.config
+    own, config.final_logit_softcapping = config.final_logit_softcapping, subject.rng.choice([None, 50.0])
+    return own is not None
+
+
+def cap_of_scores(subject: Subject, stack: ExitStack) -> bool:
+    other = subject.rng.choice([None, 50.0])
+    own = None
+    for layer in layers(subject):
+        own, layer.self_attn.attn_logit_softcapping = layer.self_attn.attn_logit_softcapping, other
+    return own is not None
+
+
+def window(subject: Subject, stack: ExitStack) -> bool:
+    """One token more, or one less; the engine of transformers makes its masks of the config."""
+    subject.hf.config.sliding_window += subject.rng.choice([-1, 1])
+    return any(kind == "sliding_attention" for kind in subject.hf.config.layer_types)
+
+
+def rope_of_the_other_kind(subject: Subject, stack: ExitStack) -> bool:
+    """Layers with a window turn by the table of those without."""
+    rotary, kinds = subject.hf.model.rotary_emb, set(subject.hf.config.layer_types)
+    if len(kinds) < 2:
+        return False
+    rotary.sliding_attention_inv_freq.copy_(rotary.full_attention_inv_freq)
+    rotary.sliding_attention_attention_scaling = rotary.full_attention_attention_scaling
+    return True
+
+
+def activation(subject: Subject, stack: ExitStack) -> None:
+    """Another GELU, or none."""
+    gelu: Any = nn.functional.gelu
+    other = subject.rng.choice([gelu, nn.functional.silu, lambda x: x * torch.sigmoid(1.702 * x)])
+    for layer in layers(subject):
+        del layer.mlp.act_fn
+        layer.mlp.act_fn = other
+
+
+def multiplier(subject: Subject, stack: ExitStack) -> bool:
+    """One of Granite's left out: of the embedding, of what branches add, or of logits."""
+    model, config = subject.hf.model, subject.hf.config
+    match subject.rng.choice(["embedding", "branches", "logits"]):
+        case "embedding":
+            own, model.embedding_multiplier = model.embedding_multiplier, 1.0
+        case "branches":
+            for layer in layers(subject):
+                own, layer.residual_multiplier = layer.residual_multiplier, 1.0
+        case _:
+            own, config.logits_scaling = config.logits_scaling, 1.0
+    return own != 1
+
+
+def embedding_unscaled(subject: Subject, stack: ExitStack) -> None:
+    subject.hf.model.embed_tokens.embed_scale.fill_(1.0)
