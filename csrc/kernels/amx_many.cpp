@@ -13,16 +13,21 @@
 namespace karat::KARAT_ISA_NAMESPACE {
 namespace {
 
-// How sums of sub-blocks are made of x. A piece is a tile of sums: of a digit, or of the last two.
+// How sums of sub-blocks are made of x. A piece is a tile of sums: of a digit, or of the last two. A product takes as
+// long for 16 columns as for 32: of sub-blocks of 16, the two digits of a piece lie beside each other (put_beside), and
+// one product has both.
 struct Kind {
     int sub;  // columns
     bool has_minimum;
     int digits, pieces;
     bool power_in_x;  // then tiles have it; else they have it, or not, and it goes into the scale
     bool shifted;     // codes are 16 less than they should be
+    bool beside;      // digits, as said
 
-    constexpr int first_digit(int piece) const { return piece; }
-    constexpr int end_digit(int piece) const { return piece + 1 == pieces ? digits : piece + 1; }
+    // Tiles of x of a sub-block, their columns, and which of them a piece has.
+    constexpr int xs() const { return beside ? pieces : digits; }
+    constexpr int columns() const { return beside ? 2 * sub : sub; }
+    constexpr int end_x(int piece) const { return piece + 1 == pieces ? xs() : piece + 1; }
 };
 
 // A format's codes, `zero` less than their bytes, in how many pieces: sums of each must fit 24 bits. Of two digits no
@@ -48,13 +53,14 @@ constexpr Choice choice_of() {
     constexpr bool in_x = kDigits == 2 && !std::is_same_v<Fmt, MXFP4>, fits = largest_sum<Fmt>(zero, number) <= kExact;
     constexpr bool shifts = in_x && !fits && largest_sum<Fmt>(zero + shift, number) <= kExact;
     constexpr int pieces = kDigits == 1 ? 1 : fits || shifts ? kDigits - 1 : kDigits;
-    return {{Fmt::kSub, Fmt::kHasMinimum, kDigits, pieces, in_x, shifts}, shifts ? zero + shift : zero};
+    constexpr bool beside = Fmt::kSub == 16 && pieces < kDigits;
+    return {{Fmt::kSub, Fmt::kHasMinimum, kDigits, pieces, in_x, shifts, beside}, shifts ? zero + shift : zero};
 }
 
-// Of strips of one block, and of rows whose powers are not in x: they are few, so formats share it.
+// Of strips of one block where others have two: they are few, so formats share it.
 template <class Fmt, int kDigits>
 constexpr Choice common_choice() {
-    return {{Fmt::kSub, Fmt::kHasMinimum, kDigits, kDigits, false, false}, Fmt::Codes::kZero};
+    return {{Fmt::kSub, Fmt::kHasMinimum, kDigits, kDigits, false, false, false}, Fmt::Codes::kZero};
 }
 
 // ---- products and sums ----------------------------------------------------------------------------------------------
@@ -62,7 +68,7 @@ constexpr Choice common_choice() {
 // A strip of a panel, for tiles of tokens. What of the panel has no group is computed, and not used.
 struct StripOfPanel {
     const Scratch& scratch;
-    const std::uint8_t *digits, *heads;  // of the first tile's first block
+    const std::uint8_t *digits, *heads;  // of the first tile's first block (digits, where they are not in scratch)
     std::size_t tiles, last_rows;        // rows of x in the last tile
     std::size_t blocks, first_block;     // of x in the strip; the first that is meant
     float* sums;                         // [rows of tiles, kWide]
@@ -70,15 +76,15 @@ struct StripOfPanel {
     std::size_t lines;                   // in lines
 };
 
-template <int kSub, int kDigits>
-using TilesOf = Tiles < kSub,
-      kDigits<3 ? 6 : 7>;
+template <Kind kind>
+using TilesOf = Tiles<kind.columns(), kind.xs() < 3 ? 6 : 7>;
 
 template <Kind kind, int kSubs>
 struct Strip {
     static constexpr int kPieces = kSubs * kGroups * kind.pieces, kSlots = 2 * kPieces;
-    static constexpr int kFirstX = 4;
-    using Tiles = TilesOf<kind.sub, kind.digits>;
+    static constexpr int kFirstX = 4, kFirstCodes = kind.xs() < 3 ? 6 : 7;
+    static constexpr std::size_t kBesideTile = std::size_t{kSubs} * kind.xs() * kBesideBytes;
+    using Tiles = TilesOf<kind>;
 
     // 16 tokens: what is read of x, and where sums are.
     struct Batch {
@@ -104,8 +110,10 @@ struct Strip {
         for (std::size_t i = 0; i <= s.tiles; ++i) {
             const std::size_t rows = i + 1 < s.tiles ? kTileRows : s.last_rows;
             const std::size_t block = i * kTileRows * s.blocks + s.first_block * rows;
-            const Batch now{s.digits + block * kind.digits * kDigitRowBytes, s.heads + block * kHeadBytes, rows,
-                            s.scratch.parts + i % 2 * Scratch::kPartFloats, s.sums + i * kTileRows * kWide};
+            const std::uint8_t* const x =
+                kind.beside ? s.scratch.beside + i * kBesideTile : s.digits + block * kind.digits * kDigitRowBytes;
+            const Batch now{x, s.heads + block * kHeadBytes, rows, s.scratch.parts + i % 2 * Scratch::kPartFloats,
+                            s.sums + i * kTileRows * kWide};
             for (std::size_t n = left < share ? left : share; n > 0; --n, --left, line += 64) prefetch_far(line);
             strip.pieces(tiles, i < s.tiles, now, i > 0, before, s.scratch.codes,
                          std::make_integer_sequence<int, kPieces>{});
@@ -123,13 +131,13 @@ private:
         tiles.template store<(kPieces - 1) % 4>(now.parts + (kPieces - 1) * 256);
     }
 
-    // A product of each of the piece's digits; between them, and behind them, some tokens of the batch before.
+    // The piece's products; between them, and behind them, some tokens of the batch before.
     template <int kNumber>
     KARAT_INLINE void piece(Tiles& tiles, bool multiplies, const Batch& now, bool sums, const Batch& before,
                             const std::uint8_t* codes) const {
         constexpr int kStep = kNumber / kind.pieces, kPiece = kNumber % kind.pieces, kTile = kNumber % 4;
-        constexpr int kSub = kStep / kGroups, kCodes = kind.digits < 3 ? 6 + kStep % 2 : 7;
-        constexpr int kFirst = kFirstX + kind.first_digit(kPiece), kEnd = kFirstX + kind.end_digit(kPiece);
+        constexpr int kSub = kStep / kGroups, kCodes = kFirstCodes == 6 ? 6 + kStep % 2 : 7;
+        constexpr int kFirst = kFirstX + kPiece, kEnd = kFirstX + kind.end_x(kPiece);
         if (multiplies) {
             if constexpr (kStep % kGroups == 0 && kPiece == 0) load_x<kSub>(tiles, now);
             if constexpr (kPiece == 0) tiles.template load_codes<kCodes>(codes + kStep * Tiles::kCodeBytes);
@@ -147,11 +155,13 @@ private:
     template <int kSub>
     KARAT_INLINE static void load_x(Tiles& tiles, const Batch& now) {
         constexpr std::size_t kColumn = kSub * kind.sub, kBlock = kColumn / kDigitColumns;
-        const std::size_t digit = now.rows * kDigitRowBytes;
-        const std::uint8_t* const x = now.digits + kBlock * kind.digits * digit + kColumn % kDigitColumns * 2;
+        const std::size_t next = kind.beside ? kBesideBytes : now.rows * kDigitRowBytes;
+        const std::uint8_t* const x =
+            now.digits +
+            (kind.beside ? kSub * kind.xs() * next : kBlock * kind.digits * next + kColumn % kDigitColumns * 2);
         tiles.template load_x<kFirstX>(x);
-        if constexpr (kind.digits > 1) tiles.template load_x<kFirstX + 1>(x + digit);
-        if constexpr (kind.digits > 2) tiles.template load_x<kFirstX + 2>(x + 2 * digit);
+        if constexpr (kind.xs() > 1) tiles.template load_x<kFirstX + 1>(x + next);
+        if constexpr (kind.xs() > 2) tiles.template load_x<kFirstX + 2>(x + 2 * next);
     }
 
     template <int kSlot>
@@ -209,10 +219,7 @@ private:
             else return static_cast<float>(read<std::int32_t>(kSumsAt + column % 32 / 16 * 4)) * power();
         }
         // 1 / the power of two that is in x. Of a NaN, any: digits are NaN then.
-        KARAT_INLINE float without_power() const {
-            const float in_x = power() > kMostPowerInX ? kMostPowerInX : power();
-            return float_of((254u << 23) - bits_of(in_x));
-        }
+        KARAT_INLINE float without_power() const { return float_of((254u << 23) - bits_of(power())); }
 
     private:
         template <class T>
@@ -232,15 +239,16 @@ struct Functions {
     void (*run)(Tiles&, const StripOfPanel&);
 };
 template <class Fmt, Choice kChoice, int kColumns>
-KARAT_INLINE constexpr Functions<TilesOf<Fmt::kSub, kChoice.kind.digits>> functions() {
-    return {unpack<Fmt, kChoice.zero>, Strip<kChoice.kind, kColumns / Fmt::kSub>::run};
+KARAT_INLINE constexpr Functions<TilesOf<kChoice.kind>> functions() {
+    return {unpack<Fmt, kChoice.zero, kChoice.kind.beside>, Strip<kChoice.kind, kColumns / Fmt::kSub>::run};
 }
 
 // All that is left to know of a format and a width.
 template <class Tiles>
 struct Layer {
     Functions<Tiles> strip, half_strip;  // of 64 columns, of 32
-    std::size_t columns, bytes;          // of a block
+    bool beside;                 // digits: all strips have 32 columns, so that sums of one fit the nearest cache
+    std::size_t columns, bytes;  // of a block
 };
 
 // Panels first … last - 1, at most kPanelsAtOnce, for the tokens of tiles first_tile … end_tile - 1.
@@ -262,8 +270,10 @@ struct Panels {
             const std::size_t end = a.leaf_ends[leaf];
             for (std::size_t panel = first; panel < last; ++panel) sums(panel - first, first_tile, end_tile).begin();
             for (std::size_t count; start < end; start += count) {
-                const std::size_t strip = kTileStripColumns - start % kTileStripColumns;
+                const std::size_t strip = layer.beside ? kDigitColumns : kTileStripColumns - start % kTileStripColumns;
                 count = end - start < strip ? end - start : strip;
+                if constexpr (kDigits > 1)
+                    if (layer.beside) put_beside(x, first_tile, end_tile, start, scratch);
                 const Functions<Tiles>& f = count == kTileStripColumns ? layer.strip : layer.half_strip;
                 for (std::size_t panel = first; panel < last; ++panel)
                     one_strip(f, panel, panel - first, first_tile, end_tile, start, count);
@@ -319,6 +329,17 @@ private:
     }
 };
 
+template <class Fmt, int kDigits>
+constexpr auto layer() {
+    constexpr Choice kOwn = choice_of<Fmt, kDigits>();
+    Layer<TilesOf<kOwn.kind>> layer{{}, {}, kOwn.kind.beside, Fmt::kColumns, Fmt::kBytes};
+    if constexpr (kOwn.kind.beside) layer.half_strip = functions<Fmt, kOwn, 32>();
+    else layer.strip = functions<Fmt, kOwn, 64>();
+    if constexpr (Fmt::kColumns < kTileStripColumns)  // leaves may cut a strip; they do not cut blocks
+        layer.half_strip = functions<Fmt, common_choice<Fmt, kDigits>(), 32>();
+    return layer;
+}
+
 struct Run {
     const LinearArgs& a;
     std::size_t first, last;
@@ -326,33 +347,11 @@ struct Run {
 
     template <class Fmt, int kDigits>
     void run() const {
-        constexpr Choice kCommon = common_choice<Fmt, kDigits>(), kOwn = choice_of<Fmt, kDigits>();
-        constexpr std::size_t kColumns = Fmt::kColumns, kBytes = Fmt::kBytes;
-        using Tiles = TilesOf<Fmt::kSub, kDigits>;
-        constexpr Functions<Tiles> kHalf = [] {
-            if constexpr (Fmt::kColumns > kTileStripColumns) return Functions<Tiles>{};  // leaves do not cut blocks
-            else return functions<Fmt, kCommon, 32>();
-        }();
-        constexpr Layer<Tiles> kOwnLayer = {functions<Fmt, kOwn, 64>(), kHalf, kColumns, kBytes};
-        if constexpr (kOwn.kind.power_in_x) {
-            constexpr Layer<Tiles> kCommonLayer = {functions<Fmt, kCommon, 64>(), kHalf, kColumns, kBytes};
-            panels<kDigits>(has_large_powers() ? kCommonLayer : kOwnLayer);
-        } else {
-            panels<kDigits>(kOwnLayer);
-        }
+        constexpr auto kLayer = layer<Fmt, kDigits>();
+        panels<kDigits>(kLayer);
     }
 
 private:
-    bool has_large_powers() const {
-        float top = 0;
-        for (std::size_t row = a.first_row; row < a.first_row + a.tokens; ++row) {
-            float of_row;
-            std::memcpy(&of_row, a.digits + row * sizeof of_row, sizeof of_row);
-            top = of_row > top ? of_row : top;
-        }
-        return top > kMostPowerInX;
-    }
-
     template <int kDigits, class Tiles>
     void panels(const Layer<Tiles>& layer) const {
         Tiles tiles;  // for all panels: configuring them takes hundreds of cycles

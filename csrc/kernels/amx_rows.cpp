@@ -34,7 +34,7 @@ void quantise_rows(const float* x, std::size_t rows, std::size_t columns, std::s
                            std::memcpy(head + kSumsAt, blocks.sums + 2 * b, 2 * sizeof *blocks.sums);
                            std::memcpy(head + kValueAt, &value, sizeof value);
                            if (power > top) top = power;
-                           const f32x16 times = set1(kDigits != 2 ? 1 : power > kMostPowerInX ? kMostPowerInX : power);
+                           const f32x16 times = set1(kDigits == 2 ? power : 1);
                            i32x16 q[2] = {blocks.q[2 * b], blocks.q[2 * b + 1]};
                            std::uint8_t* digits = to.digits_of(block) + in_tile * kDigitRowBytes;
                            for (int digit = kDigits - 1; digit >= 0; --digit) {

@@ -5,8 +5,10 @@
 // rows. A block is 32 columns of a row, as there.
 //
 //     | tops: 4 bytes a row | heads: 16 bytes a block | digits: 64 bytes for each digit of a block, 64-byte aligned |
+//     | int16: rows by themselves, in the layout of activations.h |
 //
-// A top is the row's largest power. Heads and digits lie strip by strip, as tiles read them:
+// A top is the row's largest power. Rows by themselves are written where it is too large for tiles (is_large): VNNI's
+// kernels multiply those. Heads and digits lie strip by strip, as tiles read them:
 //
 //     heads of a strip
 //     | tile 0                                                             | tile 1 …
@@ -30,7 +32,7 @@ namespace karat::KARAT_ISA_NAMESPACE {
 // take as long as VNNI, by the counts of instructions. Not measured.
 constexpr std::size_t kMostRowsWithoutTiles[] = {0, 12, 8, 8};  // by Activations
 
-// A larger power is not in x: sums of one digit, times 256, would be infinite.
+// With a larger power in x, sums of one digit, times 256, would be infinite.
 inline constexpr float kMostPowerInX = 0x1p99f;
 
 inline constexpr std::size_t kTileRows = 16, kTileStripColumns = 64, kHeadBytes = 16, kDigitRowBytes = 64;
@@ -38,7 +40,8 @@ inline constexpr int kPowerAt = 0, kSumsAt = 4, kValueAt = 12;  // in a head
 
 // A row's bytes, and what aligning takes of each: rows for tiles are more than eight.
 template <int kDigits>
-inline constexpr std::size_t kTileBlockBytes = kHeadBytes + kDigits * kDigitRowBytes;
+inline constexpr std::size_t kTileBlockBytes =
+    kHeadBytes + kDigits * kDigitRowBytes + (kDigits == 2 ? DigitBlock<2>::kBytes : 0);
 inline constexpr std::size_t kTileRowBytes = 16;
 
 // Where the parts of rows [rows, columns] lie.
@@ -68,6 +71,16 @@ struct RowsOfTiles {
     // The same of the block at that column, of the tile's first row. Blocks of the tile's other rows follow it.
     KARAT_INLINE std::size_t block(std::size_t tile, std::size_t column) const {
         return first_block(tile, column) + column % kTileStripColumns / kDigitColumns * rows_of(tile);
+    }
+    // Whether VNNI's kernels multiply the row, and the row by itself.
+    KARAT_INLINE bool is_large(std::size_t row) const {
+        float top;
+        std::memcpy(&top, tops + row * sizeof top, sizeof top);
+        return kDigits == 2 && top > kMostPowerInX;
+    }
+    KARAT_INLINE std::uint8_t* by_itself(std::size_t row) const {
+        const std::size_t blocks = columns / kDigitColumns;
+        return digits_of(rows * blocks) + row * blocks * DigitBlock<kDigits>::kBytes;
     }
     KARAT_INLINE std::uint8_t* head(std::size_t block) const { return heads + block * kHeadBytes; }
     KARAT_INLINE std::uint8_t* digits_of(std::size_t block) const { return digits + block * kDigits * kDigitRowBytes; }

@@ -1,5 +1,6 @@
 // The table of linear layers of integers by tiles (kernels.h, IntegerKernels), and a trial of tiles. Layers of a few
-// rows, which a tile would be mostly empty for, are those of another build.
+// rows, which a tile would be mostly empty for, are those of another build, and so are rows with powers that are too
+// large to be in x.
 #include "kernels/amx_rows.h"
 #include "simd/tiles.h"
 
@@ -28,12 +29,39 @@ std::size_t row_bytes(Activations activations, std::size_t columns) {
 
 void quantise_any(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
                   std::size_t last, std::uint8_t* out) {
-    (by_tiles(activations, rows) ? quantise_for_tiles : few_rows.quantise)(activations, x, rows, columns, first, last,
-                                                                           out);
+    if (!by_tiles(activations, rows)) return few_rows.quantise(activations, x, rows, columns, first, last, out);
+    quantise_for_tiles(activations, x, rows, columns, first, last, out);
+    if (activations != Activations::int16) return;
+    const RowsOfTiles<2> to(out, rows, columns);
+    for (std::size_t row = first; row < last; ++row)
+        if (to.is_large(row)) few_rows.quantise(activations, x + row * columns, 1, columns, 0, 1, to.by_itself(row));
+}
+
+// Tokens first … last - 1 of a layer.
+LinearArgs some_tokens(LinearArgs a, std::size_t first, std::size_t last) {
+    a.tokens = last - first;
+    a.first_row += first;
+    a.out += first * a.out_stride;
+    if (a.residual) a.residual += first * a.out_stride;
+    return a;
 }
 
 void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
-    (by_tiles(a.activations, a.digits_rows) ? many_tokens_by_tiles : few_rows.linear)(a, first, last, scratch);
+    if (!by_tiles(a.activations, a.digits_rows)) return few_rows.linear(a, first, last, scratch);
+    if (a.activations != Activations::int16) return many_tokens_by_tiles(a, first, last, scratch);
+    const RowsOfTiles<2> x(const_cast<std::uint8_t*>(a.digits), a.digits_rows, a.weight->columns);
+    for (std::size_t token = 0, end; token < a.tokens; token = end) {
+        end = token + 1;
+        if (x.is_large(a.first_row + token)) {
+            LinearArgs some = some_tokens(a, token, end);
+            some.digits = x.by_itself(some.first_row);
+            some.digits_rows = 1, some.first_row = 0;
+            few_rows.linear(some, first, last, scratch);
+        } else {
+            while (end < a.tokens && !x.is_large(a.first_row + end)) ++end;
+            many_tokens_by_tiles(some_tokens(a, token, end), first, last, scratch);
+        }
+    }
 }
 
 }  // namespace

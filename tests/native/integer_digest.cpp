@@ -189,7 +189,8 @@ std::uint64_t digest(const IntegerKernels& kernels, const Matrix& weight, Activa
 void print(const IntegerKernels& kernels, const std::set<std::string>& wanted) {
     std::map<std::string, Format> formats;  // in the order of names
     for (int i = 0; i < kNumFormats; ++i)
-        if (kFormats[i].block_columns > 1) formats[kFormats[i].name] = static_cast<Format>(i);
+        if (const auto format = static_cast<Format>(i); Matrix{format, kRows, kColumns, nullptr}.in_blocks())
+            formats[kFormats[i].name] = format;
     const std::pair<const char*, Activations> widths[] = {
         {"int8", Activations::int8}, {"int16", Activations::int16}, {"int24", Activations::int24}};
     for (const auto& [name, format] : formats) {

@@ -58,6 +58,6 @@ def test_kernels_with_tiles_have_the_bits_of_the_definition(tmp_path: Path) -> N
     stated = DATA.read_text(encoding="utf-8").splitlines()
     name = "avx512_amx_by_loops"
     flags = [f"-DKARAT_ONE_BUILD=karat::{name}", "-DKARAT_TILES_BY_LOOPS", "-DKARAT_FEW_ROWS=generic"]
-    objects = compiled([*BOTH, *TILES], name, tmp_path, "-O1", *flags, "-D__AVX2__", "-D__AVX512F__")
+    objects = compiled([*BOTH, *TILES], name, tmp_path, "-O1", *flags, *BUILDS["avx512_vnni"])
     objects += compiled(KERNELS, "generic", tmp_path, "-O1", "-DKARAT_GENERIC")
     assert digests_of(objects, tmp_path) == stated

@@ -36,7 +36,7 @@ BUILDS = {
         "avx512_intel": ["-DKARAT_X86", "-DKARAT_OF_INTEL", *AVX512],
         "avx512_vnni": ["-DKARAT_X86", "-mavx512vnni", *AVX512],
         "avx512_vnni_intel": ["-DKARAT_X86", "-DKARAT_OF_INTEL", "-mavx512vnni", *AVX512],
-        "avx512_amx": ["-DKARAT_X86", *AVX512],
+        "avx512_amx": ["-DKARAT_X86", "-mavx512vnni", *AVX512],
     },
     "aarch64": {"neon": ["-DKARAT_ARM"], "neon_dotprod": ["-DKARAT_ARM", "-march=armv8.2-a+dotprod"]},
 }.get(platform.machine(), {})
