@@ -88,6 +88,16 @@ std::vector<StateRef> states_of(std::size_t layers, std::size_t slots, std::vect
     return states;
 }
 
+// An array of a slot of a layer's state as it lies: the last axis is rounded up to 16 numbers, or in strips.
+nb::ndarray<nb::numpy, float, nb::ndim<1>> array_of_state(nb::handle self, std::size_t array, std::size_t slot) {
+    const auto& state = nb::cast<const LayerState&>(self);
+    const OwnedState& owner = *state.owner;
+    if (array >= owner.shapes.size() || slot >= owner.num_slots) throw std::invalid_argument("no such array or slot");
+    const std::size_t end = array + 1 < owner.offsets.size() ? owner.offsets[array + 1] : owner.slot_floats;
+    return nb::ndarray<nb::numpy, float, nb::ndim<1>>(state.data(array, static_cast<std::int32_t>(slot)),
+                                                      {end - owner.offsets[array]}, self);
+}
+
 using Lost = std::tuple<std::size_t, bool, std::size_t, std::size_t, float>;
 using Scores = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
@@ -218,7 +228,9 @@ NB_MODULE(_native, m) {
     m.def("cache", &cache_of, nb::arg("dtype"), nb::arg("layers"), nb::arg("num_slots"), nb::arg("num_kv_heads"),
           nb::arg("head_dim"), nb::arg("group") = 0);
 
-    nb::class_<LayerState>(m, "State").def_prop_ro("shapes", [](const LayerState& self) { return self.owner->shapes; });
+    nb::class_<LayerState>(m, "State")
+        .def_prop_ro("shapes", [](const LayerState& self) { return self.owner->shapes; })
+        .def("array", &array_of_state, nb::arg("array"), nb::arg("slot"));
     m.def("states", &states_of, nb::arg("layers"), nb::arg("num_slots"), nb::arg("shapes"));
 
     nb::class_<SharedMemory>(m, "SharedMemory")

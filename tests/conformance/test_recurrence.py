@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from karat.errors import ExecutorError
 from karat.ops.executor import Executor, StateSpec
+from karat.ops.tap import Tap
 from tests.support.conformance import Array, F, check, draw, every_executor, exact, load, seeds, sizes, torch, weights
 from tests.support.float64 import Widen
 from tests.support.state_steps import random_cuts, steps_of
@@ -118,6 +119,45 @@ def test_delta_rule(
             assert np.abs(again - want).max() <= bound
         if ops.executor == "native":
             np.testing.assert_array_equal(again, got)
+
+
+@every_executor
+@given(cut=st.integers(1, 8), v_dim=st.sampled_from([8, 33, 130]), seed=seeds)
+@settings(max_examples=5)
+def test_norms_of_states(ops: Executor, cut: int, v_dim: int, seed: int) -> None:
+    """After each token, those of the state that transformers' recurrence ends with there; seen by a tap, whose results
+    are those without one.
+    """
+    n, heads, k_dim = 9, 4, 12
+    rng = np.random.default_rng(seed)
+    q, k = (rng.standard_normal((n, 2, k_dim)).astype(ops.dtype) / 3 for _ in range(2))
+    v = rng.standard_normal((n, heads, v_dim)).astype(ops.dtype)
+    decay, beta = (rng.uniform(0.2, 1, (n, heads)).astype(ops.dtype) for _ in range(2))
+    of = (0, 1, 0, 1)
+
+    def run(under: Executor) -> Array:
+        def compute(step: Any, state: Any, spans: Any) -> Any:
+            given = (rows_of([values], spans) for values in (q, k, v, decay, beta))
+            return under.delta_rule(*given, state, step, key_heads=of, name="layer.delta")
+
+        return in_steps(under, [n], [[cut, n - cut]], compute, ((1, 1), (heads, k_dim, v_dim)))[0]
+
+    tap = Tap(ops)
+    np.testing.assert_array_equal(run(tap), run(ops))
+    norms = np.concatenate(tap.records["layer.state_norm"])
+    assert norms.shape == (n, heads)
+    given = [exact(x)[None] for x in (q[:, of], k[:, of], v, np.log(exact(decay).numpy()), beta)]
+    for end in range(1, n + 1):
+        with torch.no_grad(), Widen():
+            _, state = modeling.torch_recurrent_gated_delta_rule(
+                *(each[:, :end] for each in given),
+                initial_state=None,
+                output_final_state=True,
+                use_qk_l2norm_in_kernel=False,
+            )
+        want = np.linalg.norm(state[0].numpy().reshape(heads, -1), axis=1)
+        rounding = np.finfo(ops.dtype).eps / 2
+        assert np.abs(norms[end - 1] - want).max() <= (k_dim + n + 64) * rounding * (1 + want.max())
 
 
 @every_executor

@@ -558,7 +558,7 @@ class Decay(Single):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeltaRule(Single):
+class DeltaRule(Observed):
     """The gated delta rule (arXiv 2412.06464), token by token: [tokens, heads * v_dim].
 
     q and k are [tokens, key_heads, k_dim], v is [tokens, heads, v_dim], decay and beta are [tokens, heads]; value head
@@ -570,8 +570,10 @@ class DeltaRule(Single):
 
     S is array 1 of `state` [heads, k_dim, v_dim], in slots as for CausalConv. The native executor takes one pass over
     S a token: csrc/contract/kernels.h states the order of every operation, which is the same however a text is cut.
+    "state_norm" of a sequence is [new_tokens, heads]: the root of the sum of squares of S after each token.
     """
 
+    parts = ("state_norm",)
     q: Tensor
     k: Tensor
     v: Tensor

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ from karat.errors import ExecutorError
 from karat.machine.cores import num_physical_cores
 from karat.machine.extension import native, unavailable_reason
 from karat.ops.api import (
+    DeltaRule,
     Embedding,
     Experts,
     GatherColumns,
@@ -270,6 +272,10 @@ class NativeOps(Executor):
                 alone = replace(op, observe=None)
                 self._show_scores(alone, observe)
                 return self._run(alone)
+            case DeltaRule(observe=observe) if observe is not None:
+                alone_rule = replace(op, observe=None)
+                self._show_norms(alone_rule, observe)
+                return self._run(alone_rule)
         return self._run(op)
 
     def _embedding_over(self, op: Embedding, share: Share) -> Array:
@@ -290,6 +296,34 @@ class NativeOps(Executor):
             total = shifted.sum(axis=-1, keepdims=True) + (0 if sinks is None else np.exp(sinks - top))
             observe("scores", scores)
             observe("weights", (shifted / total).astype(np.float32))
+
+    def _show_norms(self, op: DeltaRule, observe: Observer) -> None:
+        """Each sequence token by token, in a state of its own: how a text is cut changes no bit."""
+        (own,) = native().states(1, 2, op.state.shapes)
+        slots = [own.array(1, number) for number in (0, 1)]
+        names = ("q", "k", "v", "decay", "beta")
+        for seq, (first, last) in enumerate(pairwise(op.step.query_starts.tolist())):
+            read = int(op.step.state_reads[seq])
+            slots[0][:] = 0 if read < 0 else op.state.array(1, read)
+            norms = []
+            for turn, token in enumerate(range(first, last)):
+                step = ForwardBatch.of(
+                    1,
+                    token_ids=[0],
+                    positions=[0],
+                    query_starts=[0, 1],
+                    context_lens=[1],
+                    logit_rows=[],
+                    slots=[],
+                    block_tables=[],
+                    state_reads=[turn % 2],
+                    state_writes=[1 - turn % 2],
+                )
+                rows = {name: getattr(op, name)[token : token + 1] for name in names}
+                self._run(replace(op, state=own, step=step, **rows))
+                state = slots[1 - turn % 2].reshape(len(op.key_heads), -1).astype(np.float64)
+                norms.append(np.linalg.norm(state, axis=1))
+            observe("state_norm", np.array(norms, np.float32))
 
     def _sinks(self, op: PagedAttention) -> NDArray[np.float64] | None:
         """[heads, 1, 1]"""

@@ -118,12 +118,15 @@ def _require(condition: bool, op: str, message: str) -> None:
         raise ExecutorError(f"{op}: {message}")
 
 
+_NOT_RECORDED = ("name", "step", "observe")  # a plan needs no names, gets its step when it runs, and shows nothing
+
+
 def _recorded(recorder: PlanRecorder, op: Op[Any]) -> Handle | None:
     """The result of the plan's method of the op's name, called with the op's fields.
 
-    Its rows have the shape of the first tensor's. A plan needs no names of results, and gets its step when it runs.
+    Its rows have the shape of the first tensor's.
     """
-    given = {field.name: getattr(op, field.name) for field in fields(op) if field.name not in ("name", "step")}
+    given = {field.name: getattr(op, field.name) for field in fields(op) if field.name not in _NOT_RECORDED}
     handles = {name: value for name, value in given.items() if isinstance(value, Handle)}
     registers = {name: handle.register for name, handle in handles.items()}
     register = getattr(recorder.plan, OPS[type(op)])(**given | registers)

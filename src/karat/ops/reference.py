@@ -404,13 +404,18 @@ def _delta_rule(ops: ReferenceOps, op: api.DeltaRule) -> Array:
     out: Array = np.empty_like(op.v)
     for rows, read, write in _sequences(op.step):
         state = _before(states, read)  # [heads, k_dim, v_dim]
+        norms: list[Array] = []
         for token in range(rows.start, rows.stop):
             q, k = op.q[token, heads], op.k[token, heads]
             state *= op.decay[token][:, None, None]
             change = (op.v[token] - np.einsum("hi,hij->hj", k, state)) * op.beta[token][:, None]
             state += k[:, :, None] * change[:, None]
             out[token] = np.einsum("hi,hij->hj", q, state)
+            if op.observe:
+                norms.append(np.linalg.norm(state, axis=(1, 2)))
         states[write] = state
+        if op.observe:
+            op.observe("state_norm", np.array(norms))
     return out.reshape(len(out), -1)
 
 

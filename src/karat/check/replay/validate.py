@@ -57,7 +57,8 @@ def misnamed_of(graph: Graph, trace: Trace) -> tuple[list[Misnamed], list[str]]:
 
     Keys of `rows` and `heads` count as names; of a rank's result they may have its `@r`.
     """
-    known = {*graph.nodes, *KNOWN_EXTRAS}
+    norms = (n.rpartition(".")[0] + ".state_norm" for n, node in graph.nodes.items() if node.kind == "delta_rule")
+    known = {*graph.nodes, *KNOWN_EXTRAS, *norms}
     stated = (name.partition("@")[0] for name in (*trace.info.rows, *trace.info.heads))
     used = dict.fromkeys([*trace.arrays, *stated])
     others = [name for name in used if name not in known and not is_part(name)]

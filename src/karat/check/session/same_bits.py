@@ -182,7 +182,7 @@ def logits_under(
     config = model.config
     ops = create(model.ops.executor, model.ops.dtype, setting.options)
     if setting.tap:
-        ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights")))
+        ops = Tap(ops, keep=lambda name: not name.endswith((".scores", ".weights", ".state_norm")))
     sizes = _sizes(config, setting, texts)
     states = sizes.num_state_slots
     run = open_runner(model.on(ops), kv_dtype, sizes.group_blocks, sizes.step_limits, num_states=states)
