@@ -36,6 +36,7 @@ from karat.ops.executor import CacheSpec, Executor, StateSpec
 from karat.ops.leaves import leaf_ends
 from karat.ops.native import NativeOps, unavailable_reason
 from karat.ops.rows import finite_argmax, largest
+from karat.ops.tap import Tap
 from karat.quant import CODINGS, FORMATS
 from karat.ranks.group import Share
 from tests.support.activations import rows_of_all_kinds
@@ -437,7 +438,9 @@ def test_experts(stored: tuple[str, str], width: Activations) -> None:
 
 
 def test_layers_that_keep_states() -> None:
-    """Convolutions and the delta rule of three texts in steps, each from the slots that its steps before wrote."""
+    """Convolutions and the delta rule of three texts in steps, each from the slots that its steps before wrote; a tap
+    sees the norms of the states.
+    """
     rng = rng_of()
     for _ in range(4):
         lens = [int(n) for n in rng.integers(1, 9, 3)]
@@ -456,14 +459,17 @@ def test_layers_that_keep_states() -> None:
             ]
             for batch, _ in steps_of(lens, cuts)
         ]
-        for ops, made in zip(both(), results, strict=True):
+        for executor, made in zip(both(), results, strict=True):
+            ops = Tap(executor, keep=lambda name: name == "layer.state_norm")
             (state,) = ops.new_states(StateSpec(layers=(0,), num_slots=6, shapes=shapes))
             held = ops.load(weight), state
             added = None if silu else ops.load(bias)
             with np.errstate(all="ignore"):
                 for (batch, _), (x, *given) in zip(steps_of(lens, cuts), inputs, strict=True):
                     made.append(ops.causal_conv(x, *held, batch, bias=added, silu=silu, name="op"))
-                    made.append(ops.delta_rule(*given, state, batch, key_heads=of, name="op"))
+                    made.append(ops.delta_rule(*given, state, batch, key_heads=of, name="layer.delta"))
+            assert len(made) == 2 * len(inputs) and sum(map(len, ops.records["layer.state_norm"])) == sum(lens)
+            made += ops.records["layer.state_norm"]
         for want, got in zip(*results, strict=True):
             assert_same_bits(got, want, f"{lens}, {shapes}")
 

@@ -221,6 +221,17 @@ class DeviceOps(NativeOps):
                 for _ in spec.layers[count:]
             )
 
+    def _copy_of(self, state: State, slot: int) -> State:
+        if _is_native(state):
+            return super()._copy_of(state, slot)
+        two = [np.zeros((2, *array.shape[1:]), np.float32) for array in state.arrays]
+        if slot >= 0:
+            two[1][0] = self._rule_state(state, slot)
+        return DeviceState(tuple(map(self._device.array, two)))
+
+    def _rule_state(self, state: State, slot: int) -> NDArray[Any]:
+        return super()._rule_state(state, slot) if _is_native(state) else self.read(state.arrays[1])[slot]
+
     def runner(self, forward: Callable[[Ops, Step], Tensor], limits: StepLimits) -> Runner:
         """`forward` as a list of launches; called for every step where ranks or the CPU have a part in it."""
         nodes, result = recorded(forward)

@@ -168,7 +168,7 @@ class DeviceKernels:
         return made
 
     def once(self, weights: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        """What `make` makes of these weights the first time."""
+        """What `make` makes the first time of these weights, or of what else a model keeps."""
         key = tuple(map(id, weights))
         if key not in self._made:
             self._made[key] = (weights, make())
@@ -375,7 +375,7 @@ def _delta_rule(on: DeviceKernels, op: api.DeltaRule) -> Any:
     state, key_heads = op.state.arrays[1], op.key_heads
     sizes = (v.shape[1], k.shape[2], v.shape[2])
     require(state.shape[1:] == sizes, op.name, f"a state {state.shape[1:]} for {sizes}")
-    heads = on.once((state,), lambda: on.device.array(np.array(key_heads, np.int32)))
+    heads = on.once((key_heads,), lambda: on.device.array(np.array(key_heads, np.int32)))
     return on.device.delta_rule(q, k, v, decay, beta, state, *_state_slots(on, op, state), heads)
 
 

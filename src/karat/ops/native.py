@@ -33,6 +33,7 @@ from karat.ops.api import (
     Op,
     Ops,
     PagedAttention,
+    State,
     Step,
     Tensor,
 )
@@ -46,11 +47,28 @@ Array = NDArray[np.floating]
 
 REGION_SLOTS = 256  # of a cache; karat.kv.cache shows the layout
 _SPLIT_KEYS, _PART_STATS = 256, 16  # of attention: keys of a part, and numbers beside its values (contract/kernels.h)
+_STATE_COLUMNS = 64  # of a strip of a head's state (contract/kernels.h)
 _PACKED_AT_ONCE = 128 * 1024**2  # bytes as they are stored, some tenth of a second
 
 _log = logging.getLogger(__name__)
 
 __all__ = ["NativeOps", "compiled_isas", "refused_isas", "supported_isas", "unavailable_reason"]
+
+
+def _one_token(state_read: int, state_write: int) -> ForwardBatch:
+    """A step of one token; what it reads and writes of a state are these slots."""
+    return ForwardBatch.of(
+        1,
+        token_ids=[0],
+        positions=[0],
+        query_starts=[0, 1],
+        context_lens=[1],
+        logit_rows=[],
+        slots=[],
+        block_tables=[],
+        state_reads=[state_read],
+        state_writes=[state_write],
+    )
 
 
 def compiled_isas() -> tuple[str, ...]:
@@ -299,31 +317,33 @@ class NativeOps(Executor):
 
     def _show_norms(self, op: DeltaRule, observe: Observer) -> None:
         """Each sequence token by token, in a state of its own: how a text is cut changes no bit."""
-        (own,) = native().states(1, 2, op.state.shapes)
-        slots = [own.array(1, number) for number in (0, 1)]
-        names = ("q", "k", "v", "decay", "beta")
+        given: dict[str, Any] = {name: self.read(getattr(op, name)) for name in ("q", "k", "v", "decay", "beta")}
         for seq, (first, last) in enumerate(pairwise(op.step.query_starts.tolist())):
-            read = int(op.step.state_reads[seq])
-            slots[0][:] = 0 if read < 0 else op.state.array(1, read)
+            own = self._copy_of(op.state, int(op.step.state_reads[seq]))
             norms = []
             for turn, token in enumerate(range(first, last)):
-                step = ForwardBatch.of(
-                    1,
-                    token_ids=[0],
-                    positions=[0],
-                    query_starts=[0, 1],
-                    context_lens=[1],
-                    logit_rows=[],
-                    slots=[],
-                    block_tables=[],
-                    state_reads=[turn % 2],
-                    state_writes=[1 - turn % 2],
-                )
-                rows = {name: getattr(op, name)[token : token + 1] for name in names}
-                self._run(replace(op, state=own, step=step, **rows))
-                state = slots[1 - turn % 2].reshape(len(op.key_heads), -1).astype(np.float64)
-                norms.append(np.linalg.norm(state, axis=1))
-            observe("state_norm", np.array(norms, np.float32))
+                read, write = turn % 2, 1 - turn % 2
+                rows: dict[str, Any] = {name: x[token : token + 1] for name, x in given.items()}
+                self._run(replace(op, state=own, step=_one_token(read, write), **rows))
+                norms.append(np.linalg.norm(self._rule_state(own, write).astype(np.float64), axis=(1, 2)))
+            with np.errstate(over="ignore"):
+                observe("state_norm", np.array(norms, np.float32))
+
+    def _copy_of(self, state: State, slot: int) -> State:
+        """Two slots like those of a layer's state; the delta rule's part of the first is that of `slot`, 0 for -1."""
+        (own,) = native().states(1, 2, state.shapes)
+        own.array(1, 0)[:] = 0 if slot < 0 else state.array(1, slot)
+        return own
+
+    def _rule_state(self, state: State, slot: int) -> Array:
+        """The delta rule's part of a slot [heads, k_dim, v_dim]."""
+        heads, k_dim, v_dim = state.shapes[1]
+        stored, strips = state.array(1, slot).reshape(heads, -1), []
+        for first in range(0, v_dim, _STATE_COLUMNS):
+            width = min(_STATE_COLUMNS, _up(v_dim - first, 16))
+            strips.append(stored[:, first * k_dim : (first + width) * k_dim].reshape(heads, k_dim, width))
+        found: Array = np.concatenate(strips, axis=2)[:, :, :v_dim]
+        return found
 
     def _sinks(self, op: PagedAttention) -> NDArray[np.float64] | None:
         """[heads, 1, 1]"""

@@ -10,11 +10,12 @@ import pytest
 from karat.check.model.checked import open_model
 from karat.check.ranks.check import check_parallel
 from karat.check.ranks.session import ParallelPlan
+from karat.check.record.executors import Steps, record
 from karat.check.replay.gathering import gathered
 from karat.check.trace.format import Trace
 from karat.check.trace.reading import read_trace
 from karat.errors import TraceError
-from karat.ops.native import unavailable_reason
+from karat.ops.native import NativeOps, unavailable_reason
 from tests.support import parallel
 
 if unavailable_reason():
@@ -50,6 +51,11 @@ def test_they_are_joined_to_the_bits_of_one_process(family: str, tmp_path: Path)
     name = "model.layers.0.linear_attn.k"
     assert whole.arrays[name].shape == (12, 3, 6) and [arrays[f"{name}@{rank}"].shape[1] for rank in range(2)] == [2, 2]
     assert whole.arrays["model.layers.0.linear_attn.conv"].shape == (12, 2 * 18 + 60)
+    norms = "model.layers.0.linear_attn.state_norm"
+    ops = NativeOps("float32", threads=1)
+    alone = record(model.config, model.checkpoint, ops, Steps.chunked(trace.info.token_ids, 6))
+    assert alone.arrays[norms].shape == (12, 6)
+    np.testing.assert_array_equal(whole.arrays[norms], alone.arrays[norms])
     for rank, head, is_copy in [(0, 1, True), (1, 0, True), (0, 0, False)]:
         changed = arrays[f"{name}@{rank}"].copy()
         changed[:, head] += 1

@@ -29,6 +29,8 @@ SPLIT = frozenset(
     "mlp.shared_expert.up_proj mlp.shared_expert.act".split()
 )
 
+NORMS_OF_STATES = ".state_norm"  # by value head; no result of the graph, as nothing is computed from them
+
 _OF_HEADS = ("self_attn.q_proj", "self_attn.q_norm", "self_attn.q_rope", "self_attn.attention")
 _OF_KV_HEADS = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.k_rope")
 
@@ -71,6 +73,8 @@ def gathered(graph: Graph, trace: Trace, rank: int = 0) -> tuple[Trace, list[str
             last = sorted(range(ranks), key=lambda number: number == rank)
             arrays = {number: trace.arrays[f"{name}@{number}"] for number in last}
             return rank_columns.joined(node, arrays, pieces[name], size)
+        if name.endswith(NORMS_OF_STATES):
+            return np.concatenate([trace.arrays[f"{name}@{number}"] for number in range(ranks)], axis=1)
         if node is None or node.role not in SPLIT:
             return trace.arrays[f"{name}@{rank}"]
         shape = graph.shape(node)
