@@ -48,8 +48,8 @@ _CLASSES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
 }
 _CLASS_OF_TYPE = {
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "Qwen3_5Tokenizer"),
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"),
     "olmoe": "GPTNeoXTokenizer",
 }
 _FLAGS = ("add_prefix_space", "add_bos_token", "add_eos_token")
