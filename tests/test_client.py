@@ -73,7 +73,7 @@ def test_an_answer_that_breaks_off_is_an_error(more: bytes) -> None:
         head = b"HTTP/1.1 200 OK\r\nkarat-seed: 7\r\nconnection: close\r\n\r\n"
         thread = threading.Thread(target=_answer, args=(listener, head + EVENT + more))
         thread.start()
-        pieces = stream({"prompt": "a"}, url=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        pieces = stream({"prompt": "a"}, url=f"http://127.0.0.1:{listener.getsockname()[1]}", patience_s=0)
         assert next(pieces) == Piece("a", (), 7)
         with pytest.raises(ClientError, match="resume it"):
             next(pieces)

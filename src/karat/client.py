@@ -1,17 +1,22 @@
-"""Client of `karat serve`, of the standard library alone: answers as they come, and the rest of one that broke off."""
+"""Client of `karat serve`, of the standard library alone: answers as they come, whichever server dies meanwhile."""
 
 import http.client
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 from urllib.parse import urlsplit
 
 from karat.errors import ClientError
 
 URL = "http://127.0.0.1:8000"
+PATIENCE_S = 30.0
 _MAX_LINE = 1 << 26  # bytes of an event
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)  # what a router answers, too, until it knows that a server has died
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +33,27 @@ class Piece:
     finish_reason: str | None = None
 
 
-def stream(
-    request: Mapping[str, Any], *, url: str = URL, api_key: str | None = None, timeout_s: float = 600
-) -> Iterator[Piece]:
-    """The answer to a request, as it comes.
+class BrokenOffError(ClientError):
+    """An answer that broke off, or did not begin. Another server may have the rest."""
 
-    request: the body for /v1/chat/completions if it has messages, else for /v1/completions. timeout_s: the longest wait
-    for anything to come. Raises ClientError for a server that cannot be reached or refuses, and for an answer that
-    breaks off: the pieces so far are right, and `resume` gives the rest.
+
+def stream(
+    request: Mapping[str, Any],
+    *,
+    url: str | Sequence[str] = URL,
+    api_key: str | None = None,
+    timeout_s: float = 600,
+    patience_s: float = PATIENCE_S,
+) -> Iterator[Piece]:
+    """The answer to a request, as it comes. Where it breaks off it goes on at the very next token.
+
+    request: the body for /v1/chat/completions if it has messages, else for /v1/completions. url: a server, a router in
+    front of several, or several of these, which are asked in turns. timeout_s: the longest wait for anything to come.
+    patience_s: how long a token may be awaited after an answer broke off (0: the error is raised at once). Raises
+    ClientError for a server that refuses, where none can be reached at first, and when patience ends: the pieces so far
+    are right, and `resume` gives the rest.
     """
-    route = "/v1/chat/completions" if "messages" in request else "/v1/completions"
-    body = json.dumps({**request, "stream": True, "return_token_ids": True})
-    with closing(_connection(url, timeout_s)) as connection:
-        answer = _asked(connection, urlsplit(url).path.rstrip("/") + route, body, api_key)
-        seed = int(answer.headers["karat-seed"])
-        for event in _events(answer):
-            if "error" in event:
-                raise ClientError(
-                    f"the server ended the answer: {event['error'].get('message')}; resume it, or ask again"
-                )
-            for choice in event.get("choices", ()):
-                text = choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
-                ids, reason = tuple(choice.get("token_ids") or ()), choice["finish_reason"]
-                if text or ids or reason is not None:
-                    yield Piece(text, ids, seed, choice["index"], reason)
+    return _Answer(request, range(request.get("n") or 1), url, api_key, timeout_s, patience_s).pieces()
 
 
 def resume(
@@ -60,25 +62,106 @@ def resume(
     *,
     seed: int | None = None,
     choice: int = 0,
-    url: str = URL,
+    url: str | Sequence[str] = URL,
     api_key: str | None = None,
     timeout_s: float = 600,
+    patience_s: float = PATIENCE_S,
 ) -> Iterator[Piece]:
     """The rest of an answer after its first tokens, as `stream` gives it: what an undisturbed answer would have added.
 
     request: as it was sent. token_ids: the answer's so far, of choice number `choice`. seed: the answer's, unless the
     request has it. Any server of the same model may be asked. Raises ClientError as `stream` does.
     """
-    asked = {"tokens": list(token_ids), "choice": choice}
-    if (found := request.get("seed") if seed is None else seed) is not None:
-        asked["seed"] = found
-    elif request.get("temperature") == 0:
-        asked["seed"] = 0  # of a greedy answer, which draws nothing
-    resumed = {**request, "karat": {"resume": asked}}
-    if "seed" in asked:
-        resumed["seed"] = asked["seed"]
-    for piece in stream(resumed, url=url, api_key=api_key, timeout_s=timeout_s):
-        yield Piece(piece.text, piece.token_ids, piece.seed, choice, piece.finish_reason)
+    if seed is None:
+        seed = request.get("seed")
+    if seed is None and request.get("temperature") == 0:
+        seed = 0  # of a greedy answer, which draws nothing
+    made = _Answer(request, [choice], url, api_key, timeout_s, patience_s)
+    made.tokens[choice] += token_ids
+    made.seed, made.is_resumed = seed, True
+    return made.pieces()
+
+
+class _Answer:
+    """An answer so far: the tokens of its choices that have not ended."""
+
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        choices: Sequence[int],
+        url: str | Sequence[str],
+        api_key: str | None,
+        timeout_s: float,
+        patience_s: float,
+    ) -> None:
+        self.tokens: dict[int, list[int]] = {choice: [] for choice in choices}
+        self.seed: int | None = None
+        self.is_resumed = False  # or begun, so that what is asked for is the rest
+        self._request = request
+        self._urls = [url] if isinstance(url, str) else list(url)
+        self._api_key, self._timeout_s, self._patience_s = api_key, timeout_s, patience_s
+
+    def pieces(self) -> Iterator[Piece]:
+        num_failed, since, pause_s = 0, 0.0, _FIRST_PAUSE_S
+        for url in cycle(self._urls):
+            num_before = self._num_tokens
+            try:
+                yield from self._asked_for(url)
+                return
+            except BrokenOffError:
+                if self._num_tokens > num_before or not num_failed:
+                    num_failed, since, pause_s = 0, time.monotonic(), _FIRST_PAUSE_S
+                num_failed += 1
+                may_begin = not self.is_resumed and num_failed < len(self._urls)
+                if not may_begin and not (self.is_resumed and time.monotonic() - since < self._patience_s):
+                    raise
+            if num_failed > 1:  # at first another one is asked at once
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(map(len, self.tokens.values()))
+
+    def _asked_for(self, url: str) -> Iterator[Piece]:
+        """What is missing, to its end."""
+        if not self.is_resumed:
+            yield from self._taken(self._request, url, None)
+            return
+        for choice in list(self.tokens):
+            asked: dict[str, Any] = {"tokens": self.tokens[choice], "choice": choice}
+            resumed: dict[str, Any] = {**self._request, "karat": {**self._request.get("karat", {}), "resume": asked}}
+            if self.seed is not None:
+                asked["seed"] = resumed["seed"] = self.seed
+            yield from self._taken(resumed, url, choice)
+
+    def _taken(self, request: Mapping[str, Any], url: str, choice: int | None) -> Iterator[Piece]:
+        """The pieces of one stream, of all choices or of one, which are noted. Any may be the last."""
+        for piece in _streamed(request, url, self._api_key, self._timeout_s):
+            index = piece.index if choice is None else choice
+            self.seed, self.is_resumed = piece.seed, True
+            self.tokens[index] += piece.token_ids
+            if piece.finish_reason is not None:
+                del self.tokens[index]
+            yield Piece(piece.text, piece.token_ids, piece.seed, index, piece.finish_reason)
+
+
+def _streamed(request: Mapping[str, Any], url: str, api_key: str | None, timeout_s: float) -> Iterator[Piece]:
+    """The pieces that one server sends. BrokenOffError where the end is missing."""
+    route = "/v1/chat/completions" if "messages" in request else "/v1/completions"
+    body = json.dumps({**request, "stream": True, "return_token_ids": True})
+    with closing(_connection(url, timeout_s)) as connection:
+        answer = _asked(connection, urlsplit(url).path.rstrip("/") + route, body, api_key)
+        seed = int(answer.headers["karat-seed"])
+        for event in _events(answer):
+            if "error" in event:
+                said = event["error"].get("message")
+                raise BrokenOffError(f"the server ended the answer: {said}; resume it, or ask again")
+            for choice in event.get("choices", ()):
+                text = choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
+                ids, reason = tuple(choice.get("token_ids") or ()), choice["finish_reason"]
+                if text or ids or reason is not None:
+                    yield Piece(text, ids, seed, choice["index"], reason)
 
 
 def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
@@ -103,10 +186,11 @@ def _asked(
             return answer
         said = answer.read(1 << 16).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as fault:
-        raise ClientError(
+        raise BrokenOffError(
             f"{connection.host} port {connection.port}: {fault!r}; see whether the server runs"
         ) from fault
-    raise ClientError(f"the server answers {answer.status}: {said[:500]}; expected an answer of karat serve")
+    kind = BrokenOffError if answer.status in _AGAIN else ClientError
+    raise kind(f"the server answers {answer.status}: {said[:500]}; expected an answer of karat serve")
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
@@ -119,5 +203,5 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
                     return
                 yield json.loads(data)
     except (OSError, ValueError, http.client.HTTPException) as fault:
-        raise ClientError(f"the answer broke off: {fault!r}; resume it") from fault
-    raise ClientError("the answer broke off: the server closed the connection; resume it")
+        raise BrokenOffError(f"the answer broke off: {fault!r}; resume it") from fault
+    raise BrokenOffError("the answer broke off: the server closed the connection; resume it")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.serving import free_port
-from examples.resume_elsewhere import answer
 from karat import LLM, SamplingParams
+from karat.client import stream
 from tests.server.conftest import Running, serving
 
 if importlib.util.find_spec("vllm_router") is None:
@@ -83,8 +83,8 @@ def kill_in_the_middle_of_a_stream(replicas: list[Running], router: Running) -> 
     """The replica that was killed. The client's stream goes on through the router, as if nothing had happened."""
     request = {"prompt": "Once upon a time", "temperature": 1, "seed": 3, "max_tokens": 900, "ignore_eos": True}
     text, killed = "", None
-    for count, piece in enumerate(answer({"model": "m", **request}, [router.url])):
-        text += piece
+    for count, piece in enumerate(stream({"model": "m", **request}, url=router.url)):
+        text += piece.text
         if count == 5:
             (killed,) = (replica for replica in replicas if replica.gauge("karat_sequences_running"))
             killed.process.kill()
