@@ -42,11 +42,11 @@ def test_the_last_answer_counts(
     journal.close()
 
 
-def test_ids_are_new_once(tmp_path: Path) -> None:
+def test_names_are_counted(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
-    assert [journal.is_new_id(name) for name in "aba"] == [True, True, False]
+    assert [journal.times_seen(name) for name in "abaa"] == [1, 1, 2, 3]
     journal.forget_ids()
-    assert journal.is_new_id("a")
+    assert journal.times_seen("a") == 1
     journal.close()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,6 +73,15 @@ def test_a_seed_is_of_the_batch_and_of_the_id(seed: int, names: list[str]) -> No
     assert 0 <= one < 2**53 and one != other and one != seed_of(seed + 1, names[0])
     request = asked({"custom_id": names[0], "prompt": "x"})
     assert json.loads(request.content(seed)) == {"prompt": "x", "seed": one}
+
+
+def test_without_an_id_the_seed_is_of_what_is_asked() -> None:
+    """Wherever the line is, and another one for each of those that are equal."""
+    one, same, other = (PLAIN.line(number, {"prompt": text}) for number, text in ((1, "x"), (9, "x"), (1, "y")))
+    assert isinstance(one, BatchRequest) and isinstance(same, BatchRequest) and isinstance(other, BatchRequest)
+    assert one.content(3) == same.content(3) and (one.custom_id, same.custom_id) == ("line-1", "line-9")
+    seeds = [json.loads(each.content(3))["seed"] for each in (one, other, replace(one, occurrence=2))]
+    assert len(set(seeds)) == 3
 
 
 @pytest.mark.parametrize(("given_seed", "kept"), [(5, True), (0, True), (-1, False), (None, False)])

@@ -93,6 +93,26 @@ def test_results_are_in_the_order_of_the_input(tmp_path: Path) -> None:
     batch.journal.close()
 
 
+def test_another_order_of_the_input_changes_no_answer(tmp_path: Path) -> None:
+    """Also of lines without a custom_id, of which some are equal; and nothing of it is asked again."""
+    records = [{"prompt": text} for text in ["a", "b", "b", "c", "b"]] + texts(3)
+    batch, place = batch_of(tmp_path, records), Echo()
+    answered(batch, place)
+    first, _ = results(batch, tmp_path)
+    batch.journal.close()
+    random.shuffle(records)
+    batch = batch_of(tmp_path, [{"prompt": "new"}, *records])
+    assert survey(batch).num_answered == 8
+    answered(batch, place)
+    second, _ = results(batch, tmp_path)
+
+    def asked(lines: list[Any]) -> list[str]:
+        return sorted(json.dumps(line["response"]["body"]["echo"], sort_keys=True) for line in lines)
+
+    assert asked(first) == asked(second[1:]) and len(set(asked(first))) == 8
+    batch.journal.close()
+
+
 @settings(max_examples=examples(45), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stops=st.lists(st.integers(0, 20), max_size=4), num_each=st.integers(1, 8))
 def test_ended_anywhere_it_goes_on(

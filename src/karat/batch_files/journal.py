@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS answers (
     custom_id TEXT PRIMARY KEY, digest BLOB NOT NULL, status INTEGER NOT NULL, request_id TEXT, body BLOB NOT NULL
 );
-CREATE TEMP TABLE ids (custom_id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TEMP TABLE ids (name TEXT PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID;
 """
 
 
@@ -61,12 +61,15 @@ class Journal:
             raise
 
     def settle(self, facts: Mapping[str, Any]) -> None:
-        """Note what all answers of the batch depend on. UsageError if the journal was begun with other facts."""
+        """Note what all answers of the batch depend on, as far as it is known. UsageError if the journal has other
+        facts of the same names.
+        """
         wanted = {name: json.dumps(value, sort_keys=True) for name, value in facts.items()}
         with self._disk():
             begun = dict(self._db.execute("SELECT name, value FROM facts"))
-            if not begun:
-                self._db.executemany("INSERT INTO facts VALUES (?, ?)", wanted.items())
+            new = [(name, value) for name, value in wanted.items() if name not in begun]
+            if new:
+                self._db.executemany("INSERT INTO facts VALUES (?, ?)", new)
         for name, value in begun.items():
             if name in wanted and wanted[name] != value:
                 raise UsageError(
@@ -75,39 +78,41 @@ class Journal:
                 )
 
     def forget_ids(self) -> None:
-        """For `is_new_id`: no request was asked about yet."""
+        """For `times_seen`: nothing was asked about yet."""
         with self._disk():
             self._db.execute("DELETE FROM ids")
 
-    def is_new_id(self, custom_id: str) -> bool:
-        """Whether no request before has this custom_id, of those that were asked about."""
+    def times_seen(self, name: str) -> int:
+        """How many times the input has had this name so far, this time included."""
+        asked = "INSERT INTO ids VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1 RETURNING times"
         with self._disk():
-            return self._db.execute("INSERT OR IGNORE INTO ids VALUES (?)", (custom_id,)).rowcount == 1
+            (found,) = self._db.execute(asked, (name,)).fetchone()
+        return int(found)
 
-    def digest_of(self, custom_id: str) -> bytes | None:
+    def digest_of(self, key: str) -> bytes | None:
         """The digest of the request whose good answer is here."""
         with self._disk():
             found = self._db.execute(
-                "SELECT digest FROM answers WHERE custom_id = ? AND status BETWEEN 200 AND 299", (custom_id,)
+                "SELECT digest FROM answers WHERE custom_id = ? AND status BETWEEN 200 AND 299", (key,)
             ).fetchone()
         return None if found is None else found[0]
 
-    def answer_of(self, custom_id: str, digest: bytes) -> BatchAnswer | None:
+    def answer_of(self, key: str, digest: bytes) -> BatchAnswer | None:
         """The answer to this request."""
         with self._disk():
             found = self._db.execute(
-                "SELECT status, request_id, body FROM answers WHERE custom_id = ? AND digest = ?", (custom_id, digest)
+                "SELECT status, request_id, body FROM answers WHERE custom_id = ? AND digest = ?", (key, digest)
             ).fetchone()
         return None if found is None else BatchAnswer(*found)
 
     def add(self, answers: Iterable[tuple[str, bytes, BatchAnswer]]) -> None:
-        """Keep answers with the custom_ids and digests of their requests. When this returns they are on the disk."""
+        """Keep answers with the keys and digests of their requests. When this returns they are on the disk."""
         with self._disk():
             self._db.execute("BEGIN")
             try:
                 self._db.executemany(
                     "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?)",
-                    [(name, digest, each.status, each.request_id, each.body) for name, digest, each in answers],
+                    [(key, digest, each.status, each.request_id, each.body) for key, digest, each in answers],
                 )
                 self._db.execute("COMMIT")
             except BaseException:

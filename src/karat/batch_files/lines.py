@@ -25,13 +25,28 @@ _sorted = msgspec.json.Encoder(order="sorted").encode
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A request: the body for a route. `digest` is of both, before a seed is added."""
+    """A request: the body for a route. `digest` is of both, before a seed is added.
+
+    `custom_id` names it in results, where it has none by its line. `key` is what its seed follows from and the journal
+    knows it by: its own custom_id, or else its digest. Of equal requests without a custom_id `occurrence` counts.
+    """
 
     number: int  # of its line, from 1
-    custom_id: str
+    given_id: str | None
     route: str
     body: Mapping[str, Any]
     digest: bytes
+    occurrence: int = 1
+
+    @property
+    def custom_id(self) -> str:
+        return f"line-{self.number}" if self.given_id is None else self.given_id
+
+    @property
+    def key(self) -> str:
+        if self.given_id is not None:
+            return self.given_id
+        return f"{self.digest.hex()} {self.occurrence}"
 
     @property
     def prefix_key(self) -> bytes:
@@ -40,10 +55,10 @@ class BatchRequest:
         return _sorted([self.route, asked])
 
     def content(self, seed: int) -> bytes:
-        """The body as JSON. A request without a seed gets one that follows from the batch's and its custom_id."""
+        """The body as JSON. A request without a seed gets one that follows from the batch's and its key."""
         if self.body.get("seed") not in (None, -1):
             return msgspec.json.encode(self.body)
-        return msgspec.json.encode({**self.body, "seed": seed_of(seed, self.custom_id)})
+        return msgspec.json.encode({**self.body, "seed": seed_of(seed, self.key)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +86,8 @@ class LineReading:
         given = record.get("custom_id")
         if given is not None and not (isinstance(given, str | int) and not isinstance(given, bool)):
             return Fault(number, None, "invalid_line", f"line {number}: custom_id is {given!r:.80}; expected a text")
-        custom_id = f"line-{number}" if given is None else str(given)
+        given_id = None if given is None else str(given)
+        custom_id = f"line-{number}" if given_id is None else given_id
 
         def fault(message: str) -> Fault:
             return Fault(number, custom_id, "invalid_line", f"line {number}, custom_id {custom_id!r:.80}: {message}")
@@ -95,16 +111,16 @@ class LineReading:
             return fault("stream is true; a batch has whole answers, so leave it out")
         body = {**self.defaults, **body}
         digest = hashlib.blake2b(_sorted([route, body]), digest_size=16).digest()
-        return BatchRequest(number, custom_id, route, body, digest)
+        return BatchRequest(number, given_id, route, body, digest)
 
     def lines(self, records: Iterator[tuple[int, Any]]) -> Iterator[BatchRequest | Fault]:
         for number, record in records:
             yield record if isinstance(record, Fault) else self.line(number, record)
 
 
-def seed_of(seed: int, custom_id: str) -> int:
+def seed_of(seed: int, key: str) -> int:
     """The seed of a request in a batch of seed `seed`, whatever its place there."""
-    text = f"{seed}:{custom_id}".encode("utf-8", "surrogatepass")
+    text = f"{seed}:{key}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) % MAX_DRAWN_SEED
 
 

@@ -21,7 +21,7 @@ def result_line(request: BatchRequest, answer: BatchAnswer, *, times: bool) -> b
     response: dict[str, Any] = {"status_code": answer.status, "body": body}
     if times:
         response["request_id"] = answer.request_id
-    named = hashlib.blake2b(request.digest + request.custom_id.encode("utf-8", "replace"), digest_size=12).hexdigest()
+    named = hashlib.blake2b(request.digest + request.key.encode("utf-8", "replace"), digest_size=12).hexdigest()
     line = {"id": f"batch_req_{named}", "custom_id": request.custom_id, "response": response, "error": None}
     return msgspec.json.encode(line) + b"\n"
 

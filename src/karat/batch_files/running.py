@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -37,12 +37,16 @@ class Batch:
     journal: Journal
 
     def requests(self) -> Iterator[BatchRequest | Fault]:
-        """The lines of the input in order. A custom_id that comes again is a fault."""
+        """The lines of the input in order. A custom_id that comes again is a fault. Equal lines without one are told
+        apart by their count, so another order of the input has the same requests.
+        """
         self.journal.forget_ids()
         for line in self.reading.lines(self.source.records()):
-            if isinstance(line, BatchRequest) and not self.journal.is_new_id(line.custom_id):
+            if isinstance(line, BatchRequest) and self.journal.times_seen(line.custom_id) > 1:
                 said = f"line {line.number}: custom_id {line.custom_id!r:.80} is another line's, too; give each its own"
                 yield Fault(line.number, line.custom_id, "duplicate_custom_id", said)
+            elif isinstance(line, BatchRequest) and line.given_id is None:
+                yield replace(line, occurrence=self.journal.times_seen(line.key))
             else:
                 yield line
 
@@ -54,7 +58,7 @@ class Batch:
 
     def _unanswered(self) -> Iterator[BatchRequest]:
         for line in self.requests():
-            if isinstance(line, BatchRequest) and self.journal.digest_of(line.custom_id) != line.digest:
+            if isinstance(line, BatchRequest) and self.journal.digest_of(line.key) != line.digest:
                 yield line
 
 
@@ -77,7 +81,7 @@ def survey(batch: Batch) -> Survey:
             found.num_faults += 1
             continue
         found.num_requests += 1
-        known = batch.journal.digest_of(line.custom_id)
+        known = batch.journal.digest_of(line.key)
         found.num_answered += known == line.digest
         found.num_edited += known is not None and known != line.digest
         if isinstance(model := line.body.get("model"), str) and len(found.models) < 10:
@@ -249,7 +253,7 @@ class _Kept:
         self._waiting: list[tuple[str, bytes, BatchAnswer]] = []
 
     def add(self, request: BatchRequest, answer: BatchAnswer) -> None:
-        self._waiting.append((request.custom_id, request.digest, answer))
+        self._waiting.append((request.key, request.digest, answer))
 
     async def commit(self) -> None:
         """When this returns, all that was added before is on the disk."""
@@ -274,7 +278,7 @@ def write_results(batch: Batch, output: Path, errors: Path, *, times: bool) -> t
                 bad.write(fault_line(line))
                 num_bad += 1
                 continue
-            answer = batch.journal.answer_of(line.custom_id, line.digest)
+            answer = batch.journal.answer_of(line.key, line.digest)
             if answer is None:
                 raise UsageError(f"line {line.number} of the input has changed since this run began; run it again")
             (good if answer.is_good else bad).write(result_line(line, answer, times=times))
