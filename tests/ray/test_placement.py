@@ -1,14 +1,16 @@
-"""cpus_of_engine: engines of one host share its cores out by NUMA nodes, where the host is theirs alone. And what Ray
-is told of an engine's memory.
+"""cpus_of_engine: engines of one host share its cores out by NUMA nodes, where the host is theirs alone. And which
+nodes have room for them.
 """
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray cannot be had here")
-from karat.ray.placement import cpus_of_engine, memory_of_engine
+ray = pytest.importorskip("ray", reason="Ray cannot be had here")
+from karat.errors import UsageError  # noqa: E402
+from karat.ray.placement import cpus_of_engine, first_free, places  # noqa: E402 - it needs Ray
 
 
 @pytest.fixture
@@ -46,15 +48,54 @@ def test_the_system_places(root: Path, number: int, cores: int, node_cpus: int) 
     assert cpus_of_engine(number, cores, node_cpus, root) is None
 
 
-def test_memory_is_that_of_the_weights_and_of_the_cache(tmp_path: Path) -> None:
-    (tmp_path / "a.safetensors").write_bytes(bytes(700))
-    (tmp_path / "b.safetensors").write_bytes(bytes(70))
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "m.gguf").write_bytes(bytes(40))
-    assert memory_of_engine(str(tmp_path / "m.gguf"), {}) == 40
-    assert memory_of_engine(str(tmp_path), {"kv_cache_bytes": 1000}) == 1810
-    for part in (1, 2, 3):
-        (tmp_path / f"s-0000{part}-of-00003.gguf").write_bytes(bytes(part))
-    (tmp_path / "t-00002-of-00003.gguf").write_bytes(bytes(100))
-    assert memory_of_engine(str(tmp_path / "s-00001-of-00003.gguf"), {}) == 6
-    assert memory_of_engine(None, {}) == memory_of_engine("org/name", {"kv_cache_bytes": None}) == 0
+def test_a_number_is_taken_by_one_process() -> None:
+    """And free again when its socket is closed, as it is where its process dies."""
+    name = f"karat-test/{os.getpid()}"
+    (one, first), (two, _second) = first_free(name, 2), first_free(name, 2)
+    assert (one, two) == (0, 1) and first_free(name, 2) == (-1, None) and first is not None
+    first.close()
+    again, _third = first_free(name, 2)
+    assert again == 0
+
+
+class Nodes:
+    """Ray's list of nodes."""
+
+    def __init__(self, *nodes: tuple[int, int]) -> None:
+        self._nodes = nodes
+
+    def __call__(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": str(number), "Alive": cpus >= 0, "Resources": {"CPU": cpus, "memory": memory}}
+            for number, (cpus, memory) in enumerate(self._nodes)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "memory", "asked", "wanted"),
+    [
+        ([(8, 100), (16, 100)], 10, {}, [("0", 8), ("1", 16)]),
+        ([(8, 100), (16, 100)], 10, {"spare": 1}, [("0", 7), ("1", 15)]),
+        ([(1, 100), (0, 100), (-1, 100)], 10, {"spare": 1}, [("0", 1)]),
+        ([(8, 100), (16, 100)], 40, {"cores": 4}, [("0", 4)] * 2 + [("1", 4)] * 2),
+        ([(8, 100), (16, 100)], 0, {"cores": 8, "most": 2}, [("0", 8), ("1", 8)]),
+    ],
+    ids=["whole hosts", "but a core", "the smallest", "as memory holds", "the most"],
+)
+def test_room(
+    nodes: list[tuple[int, int]],
+    memory: int,
+    asked: dict[str, int],
+    wanted: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "nodes", Nodes(*nodes))
+    assert places(memory, **{"cores": None, "most": None, **asked}) == wanted  # type: ignore[arg-type]
+
+
+def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", Nodes((4, 10**9)))
+    with pytest.raises(UsageError, match=r"no node of the cluster has 64 cores and 0\.5 GB of memory; say fewer with"):
+        places(5 * 10**8, cores=64, most=None)
+    with pytest.raises(UsageError, match=r"has 1 cores and 2\.0 GB of memory"):
+        places(2 * 10**9, cores=None, most=None)

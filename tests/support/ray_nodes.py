@@ -1,6 +1,7 @@
 """A cluster of Ray on this machine, whose nodes start on a busy machine too."""
 
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ _SETTINGS = {
     "RAY_AUTH_TOKEN": secrets.token_hex(16),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "240",
+    "RAY_worker_niceness": "0",  # 15 unless it is said: beside other tests workers would get nothing
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
@@ -62,6 +64,13 @@ def _is_ours(pid: int) -> bool:
     while pid > 1 and pid != os.getpid():
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid == os.getpid()
+
+
+def lost_after(nodes: Any) -> list[int]:
+    """How many tokens each stream had that lost its replica, as the ingresses of this cluster have logged it."""
+    logs = Path(nodes.head_node.get_session_dir_path()) / "logs"
+    said = "".join(path.read_text(errors="replace") for path in logs.glob("worker-*.err"))
+    return [int(number) for number in re.findall(r"is lost after (\d+) tokens", said)]
 
 
 @contextmanager

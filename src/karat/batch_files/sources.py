@@ -72,12 +72,7 @@ class TableRows:
         if not isinstance(prompt, str | list):
             said = f"row {number}: {self._columns[0]} is {prompt!r:.80}; expected a text, or a list of messages"
             return Fault(number, None, "invalid_line", said)
-        named = {} if custom_id is None else {"custom_id": custom_id}
-        if isinstance(prompt, list):
-            return {**named, "messages": prompt}
-        if self._chat:
-            return {**named, "messages": [{"role": "user", "content": prompt}]}
-        return {**named, "prompt": prompt}
+        return record_of(prompt, custom_id, chat=self._chat)
 
     def _batches(self) -> Iterator[Any]:
         try:
@@ -106,3 +101,13 @@ class TableRows:
         for name in self._columns:
             if name not in names:
                 raise UsageError(f"{self._path} has no column {name!r}; it has {', '.join(map(repr, names))}")
+
+
+def record_of(prompt: Any, custom_id: object = None, *, chat: bool) -> dict[str, Any]:
+    """What a cell with a prompt asks for: a list of messages, or a text, with `chat` that of a user."""
+    named = {} if custom_id is None else {"custom_id": custom_id}
+    if isinstance(prompt, list):
+        return {**named, "messages": prompt}
+    if chat:
+        return {**named, "messages": [{"role": "user", "content": prompt}]}
+    return {**named, "prompt": prompt}

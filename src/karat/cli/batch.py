@@ -139,7 +139,7 @@ def batch(
     records = _source(source, tables)
     from karat.batch_files.journal import Journal
     from karat.batch_files.lines import LineReading
-    from karat.batch_files.running import Batch, survey, write_results
+    from karat.batch_files.running import Batch, BatchMeter, survey, write_results
 
     kept = Journal(journal)
     try:
@@ -147,7 +147,17 @@ def batch(
         found = survey(asked)
         if not quiet:
             _remark(found)
-        meter = asyncio.run(_answer(asked, found, model, results, servers, cluster, engine, loading, quiet=quiet))
+        meter = BatchMeter(found.num_requests - found.num_answered)
+        progress = Progress(quiet=quiet, lines=True)
+        try:
+            if cluster.ray is None:
+                tell = _telling(progress, meter)
+                asyncio.run(_answer(asked, found, model, results, servers, engine, loading, meter, tell))
+            else:
+                settings, options = _engine(found, model, engine, loading)
+                _answer_on_cluster(asked, model, options, settings, results, cluster, meter, _telling(progress, meter))
+        finally:
+            progress.clear()
         num_good, num_bad = write_results(asked, output, errors, times=not results.no_times)
     finally:
         kept.close()
@@ -163,18 +173,17 @@ async def _answer(
     model: str | None,
     results: ResultOptions,
     servers: ServersOptions,
-    cluster: ClusterOptions,
     engine: EngineOptions,
     loading: LoadOptions,
-    *,
-    quiet: bool,
-) -> "BatchMeter":
+    meter: "BatchMeter",
+    tell: Callable[[str], None],
+) -> None:
+    """By servers, or the engine here."""
     from karat.batch_files.asking import PatientPlace, ServerThere
     from karat.batch_files.here import engine_here
-    from karat.batch_files.running import BatchMeter, answer_pending, facts_of
+    from karat.batch_files.running import answer_pending, facts_of
     from karat.engine.async_llm import AsyncLLM
 
-    meter = BatchMeter(found.num_requests - found.num_answered)
     give_up_s = 300.0 if servers.give_up_s is None else servers.give_up_s
     places: Sequence[PlaceToAsk]
     async with AsyncExitStack() as stack:
@@ -187,39 +196,47 @@ async def _answer(
             num_each, fingerprint = servers.concurrency or _EACH, None
         else:
             settings, options = _engine(found, model, engine, loading)
-            if cluster.ray is None:
-                opening = engine_here(partial(AsyncLLM.open, model, **options), settings, receipts=results.receipts)
-                here, llm = await stack.enter_async_context(opening)
-                places, facts = [here], [(llm.max_num_seqs, (await llm.fingerprint()).short)]
-            else:
-                places, facts = await _cluster(model, options, settings, cluster, receipts=results.receipts)
-            num_each, fingerprint = 2 * facts[0][0], facts[0][1]
+            opening = engine_here(partial(AsyncLLM.open, model, **options), settings, receipts=results.receipts)
+            here, llm = await stack.enter_async_context(opening)
+            places, num_each, fingerprint = [here], 2 * llm.max_num_seqs, (await llm.fingerprint()).short
         asked.journal.settle(facts_of(asked, receipts=results.receipts, fingerprint=fingerprint))
         patient = [PatientPlace(place, give_up_s) for place in places]
-        progress = Progress(quiet=quiet, lines=True)
-        try:
-            await answer_pending(asked, patient, num_each, meter, _telling(progress, meter))
-        finally:
-            progress.clear()
-    return meter
+        await answer_pending(asked, patient, num_each, meter, tell)
 
 
-async def _cluster(
-    model: str | None, options: dict[str, Any], settings: "ServerSettings", cluster: ClusterOptions, *, receipts: bool
-) -> "tuple[Sequence[PlaceToAsk], list[tuple[int, str]]]":
-    """Engines on a cluster, loaded, and of each how many sequences it computes and its model's fingerprint."""
+def _answer_on_cluster(
+    asked: "Batch",
+    model: str | None,
+    options: dict[str, Any],
+    settings: "ServerSettings",
+    results: ResultOptions,
+    cluster: ClusterOptions,
+    meter: "BatchMeter",
+    tell: Callable[[str], None],
+) -> None:
+    """By engines on a cluster of Ray."""
     try:
-        from karat.ray.engine_actor import connect, engines
+        from karat.ray.batch import answer_on_cluster
+        from karat.ray.memory import memory_there
+        from karat.ray.placement import places
+        from karat.ray.pool import Job, connect
     except ImportError:
         raise UsageError("--ray needs Ray, which is not installed; pip install '.[ray]' in a clone") from None
+    from karat.batch_files.running import facts_of
+
     assert cluster.ray is not None, "an address"
+    asked.journal.settle(facts_of(asked, receipts=results.receipts, fingerprint=None))
     connect(cluster.ray)
-    places = engines(model, options, settings, cores=cluster.cores_each, most=cluster.engines, receipts=receipts)
-    facts = await asyncio.gather(*(place.facts() for place in places))
-    for place, (_, fingerprint) in zip(places, facts, strict=True):
-        if fingerprint != facts[0][1]:
-            raise UsageError(f"{place.name} has another model ({fingerprint}) than {places[0].name} ({facts[0][1]})")
-    return places, facts
+    memory = memory_there(model, options)
+    room = places(memory, cores=cluster.cores_each, most=cluster.engines)
+    job = Job(
+        model=model,
+        options=options,
+        model_names=settings.model_names,
+        default_max_tokens=settings.default_max_tokens,
+        receipts=results.receipts,
+    )
+    answer_on_cluster(asked, job, room, memory, meter, tell)
 
 
 def _engine(

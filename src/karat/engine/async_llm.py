@@ -88,7 +88,7 @@ class AsyncLLM:
             raise UsageError(f"queue_timeout_s={shown(queue_timeout_s)}: expected a number of seconds above 0, or None")
         self._max_queue = max_queue
         progress: Callable[[int, int], None] | None = options.pop("progress", None)
-        opening = _opening(model, options)
+        opening = opening_of(model, options)
         self.path = Path(opening.path)
         self.model_name = _name_of(model, self.path)
         source = source or OwnProcess()
@@ -531,8 +531,11 @@ class AsyncLLM:
         return name, (own or self.default_params).n, receipt, make
 
 
-def _opening(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:
-    """The first message to the engine's process. UsageError for options that LLM, or AsyncLLM, does not have."""
+def opening_of(model: str | Path | ModelCheckpoint | None, options: dict[str, Any]) -> Open:
+    """The first message to the engine's process, of all `options`, which are taken out. A model of the hub is fetched.
+
+    UsageError for options that LLM, or AsyncLLM, does not have.
+    """
     tokenizer = options.pop("tokenizer", None)
     own = {name: options.pop(name) for name in Options.__dataclass_fields__ if name in options}
     if isinstance(folder := own.get("packed_cache"), Path):

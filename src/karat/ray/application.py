@@ -7,7 +7,7 @@ import msgspec
 
 from karat.machine.cores import num_physical_cores
 from karat.ray.arguments import Arguments, arguments_of
-from karat.ray.placement import memory_of_engine
+from karat.ray.memory import memory_of_engine
 
 _MANY = 100_000  # calls of a deployment: what waits, waits in the engine's queue
 _HEALTH = {"health_check_period_s": 2, "health_check_timeout_s": 10}

@@ -1,53 +1,72 @@
-"""generate: a dataset of Ray Data with a column of answers, by a pool of actors with an engine each."""
+"""generate: a dataset of Ray Data with columns of answers, by a pool of actors with an engine each.
+
+A row asks for what a line of a batch with its cell would (karat.batch_files.lines), and has the answer of that.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+import msgspec
+import pyarrow
 import ray
-from numpy.typing import NDArray
 
-from karat.batch_files.lines import seed_of
-from karat.engine.llm import LLM
+from karat.batch_files.journal import BatchAnswer
+from karat.batch_files.lines import BatchRequest, Fault, LineReading
+from karat.batch_files.sources import record_of
 from karat.errors import UsageError
-from karat.ray.placement import memory_of_engine
-from karat.request import SamplingParams
+from karat.ray.memory import memory_there
+from karat.ray.placement import places
+from karat.ray.pool import Answers, Job, in_pool, with_columns
+from karat.request import shown
 
-Columns = dict[str, NDArray[Any]]
+_COLUMNS = {
+    "text": pyarrow.string(),
+    "finish_reason": pyarrow.string(),
+    "num_tokens": pyarrow.int64(),
+    "seed": pyarrow.int64(),
+    "error": pyarrow.string(),
+}
 
 
-class Generator:
-    """What an actor of the pool does with a batch of rows. The options are those of `generate`."""
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """What rows ask for: see `generate`."""
 
-    def __init__(
-        self,
-        model: str | None,
-        column: str,
-        params: Mapping[str, Any],
-        seed: int,
-        id_column: str | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        self._llm = LLM(model, **options)
-        self._column, self._id_column = column, id_column
-        self._params, self._seed = params, seed
+    column: str
+    id_column: str | None
+    chat: bool
+    params: dict[str, Any]
+    seed: int
 
-    def __call__(self, rows: Columns) -> Columns:
-        for name in filter(None, (self._column, self._id_column)):
-            if name not in rows:
-                raise UsageError(f"the dataset has no column {name!r}; it has {', '.join(map(repr, rows))}")
-        prompts = [str(prompt) for prompt in rows[self._column]]
-        names = prompts if self._id_column is None else [str(name) for name in rows[self._id_column]]
-        seeds = [self._params.get("seed", seed_of(self._seed, name)) for name in names]
-        each = [SamplingParams(**{**self._params, "seed": seed}) for seed in seeds]
-        choices = [output.outputs[0] for output in self._llm.generate(prompts, each, use_tqdm=False)]
-        return {
-            **rows,
-            "text": np.array([choice.text for choice in choices], dtype=object),
-            "finish_reason": np.array([choice.finish_reason for choice in choices], dtype=object),
-            "num_tokens": np.array([len(choice.token_ids) for choice in choices], dtype=np.int64),
-            "seed": np.array(seeds, dtype=np.int64),
+
+class RowAnswers(Answers):
+    """The class of the actors, made of an encoded Job and an encoded Asking."""
+
+    def __init__(self, job: bytes, asking: bytes) -> None:
+        super().__init__(job)
+        self._asking = msgspec.msgpack.decode(asking, type=Asking)
+        self._reading = LineReading(self._asking.params)
+
+    async def __call__(self, rows: "pyarrow.Table") -> "pyarrow.Table":
+        lines = self._lines(rows)
+        asked = [line for line in lines if isinstance(line, BatchRequest)]
+        _, answers = await self.answer([(line.route, line.content(self._asking.seed)) for line in asked])
+        coming = iter(answers)
+        cells = [_unanswered(line.message) if isinstance(line, Fault) else _told(next(coming)) for line in lines]
+        columns = zip(*cells, strict=True) if cells else [()] * len(_COLUMNS)
+        made = {
+            name: pyarrow.array(column, kind) for (name, kind), column in zip(_COLUMNS.items(), columns, strict=True)
         }
+        return with_columns(rows, made)
+
+    def _lines(self, rows: "pyarrow.Table") -> list[BatchRequest | Fault]:
+        names = [name for name in (self._asking.column, self._asking.id_column) if name is not None]
+        for name in names:
+            if name not in rows.column_names:
+                raise UsageError(
+                    f"the dataset has no column {name!r}; it has {', '.join(map(repr, rows.column_names))}"
+                )
+        cells = zip(*(rows.column(name).to_pylist() for name in names), strict=True)
+        return [self._reading.line(0, record_of(*cell, chat=self._asking.chat)) for cell in cells]
 
 
 def generate(
@@ -56,30 +75,44 @@ def generate(
     model: str | None = None,
     column: str = "prompt",
     params: Mapping[str, Any] | None = None,
+    chat: bool = False,
     seed: int = 0,
     id_column: str | None = None,
     cores: int | None = None,
-    engines: int = 1,
-    rows_at_a_time: int = 64,
+    engines: int | None = None,
     **options: Any,
 ) -> "ray.data.Dataset":
-    """`dataset` with the columns text, finish_reason, num_tokens and seed: the answers to the prompts in `column`.
+    """`dataset` with columns text, finish_reason, num_tokens and seed: the answers to the prompts in `column`, which
+    are texts, or conversations as lists of messages. In the column error is why there is none.
 
-    `engines` actors with `cores` cores each (None: those of this machine) have an engine of `model` (None: the
-    embedded one), opened with `options` of LLM. `params` are those of SamplingParams. A row's seed follows from `seed`
-    and its cell in `id_column` (None: its prompt, so equal prompts have equal answers), never from its place. So an
-    answer is the same whichever actor gives it, and again after one died.
+    Actors with `cores` cores each (None: all of a node's but one, with which datasets are read and written) have an
+    engine of `model` (None: the embedded one), opened with `options` of AsyncLLM: as many as the cluster has room for,
+    `engines` at the most. `params` are fields of a request, and `chat` makes a text the message of a user. A row's seed
+    follows from `seed` and its cell in `id_column` (None: what it asks, so equal prompts have equal answers), never
+    from its place. So an answer is the same whichever actor gives it, and again after one died.
+
+    Raises UsageError if the cluster has no room, and what loading the model would raise.
     """
-    from karat.machine.cores import num_physical_cores
+    for name in params or {}:
+        if name in ("stream", "n"):
+            raise UsageError(f"params[{shown(name)}]: a row has one answer, and that whole; leave it out")
+    if not ray.is_initialized():
+        ray.init()
+    job = Job(model=model, options=options)
+    asking = Asking(column=column, id_column=id_column, chat=chat, params=dict(params or {}), seed=seed)
+    memory = memory_there(model, options)
+    room = places(memory, cores=cores, most=engines, spare=1)
+    return in_pool(dataset, RowAnswers, job, (msgspec.msgpack.encode(asking),), room, memory)
 
-    each = cores or num_physical_cores()
-    given = {"threads": each, **options}
-    return dataset.map_batches(
-        Generator,
-        fn_constructor_args=(model, column, dict(params or {}), seed, id_column, given),
-        batch_size=rows_at_a_time,
-        num_cpus=each,
-        memory=memory_of_engine(model, options),
-        concurrency=engines,
-        batch_format="numpy",
-    )
+
+def _told(answer: BatchAnswer) -> tuple[Any, ...]:
+    body = msgspec.json.decode(answer.body)
+    if not answer.is_good:
+        return _unanswered(body["error"]["message"])
+    (choice,) = body["choices"]
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    return text, choice["finish_reason"], body["usage"]["completion_tokens"], body["karat"]["seed"], None
+
+
+def _unanswered(message: str) -> tuple[Any, ...]:
+    return None, None, None, None, message

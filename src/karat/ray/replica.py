@@ -31,8 +31,7 @@ class Replica:
         given: Arguments = read_arguments(arguments)
         self._arguments = arguments
         context = serve.get_replica_context()
-        if given.cores is not None:
-            stay(context.rank.local_rank, given.cores)
+        self._cpus = None if given.cores is None else stay(given.cores)
         self._llm = await AsyncLLM.open(given.model, max_queue=given.max_queue, **given.engine_options())
         self._name: str = context.replica_id.unique_id
         self._num_queued_tokens = 0

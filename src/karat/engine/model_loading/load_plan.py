@@ -53,6 +53,7 @@ class LoadPlan:
     kv_dtype: FloatName
     sizes: EngineConfig
     num_bytes: int  # of the weights in their files
+    memory_bytes: int  # that all takes: weights, tables, caches, states and steps
     types: frozenset[str]  # of the matrices, as they are computed with
 
     @property
@@ -136,8 +137,14 @@ class LoadPlan:
         return ranks
 
 
-def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, options: Options) -> LoadPlan:
-    """The plan for loading a model. Nothing is loaded.
+def plan_load(
+    checkpoint: ModelCheckpoint,
+    config: ModelConfig,
+    ops: Executor,
+    options: Options,
+    available_bytes: int | None = None,
+) -> LoadPlan:
+    """The plan for loading a model into so much memory (None: what is available here). Nothing is loaded.
 
     Raises CheckpointError if the weights do not fit the config, CapacityError for lack of memory, UsageError for a
     context beyond the model's and for a number of ranks that it cannot have.
@@ -172,7 +179,8 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
     specs = {spec.source: spec for spec in weight_specs(config)}
     loaded = [weights[name] for name, spec in specs.items() if not stays_mapped(ops, prepare, spec, weights[name])]
     weight_bytes = sum(ops.bytes_of(prepare.stored_type(weight), weight.shape) for weight in loaded)
-    available_bytes = ops.available_bytes()
+    if available_bytes is None:
+        available_bytes = ops.available_bytes()
     if reads_packed(options, ops):
         warn_of_paging(weight_bytes, available_bytes)
         weight_bytes = min(weight_bytes, available_bytes // 2)  # pages of files, which the system may take back
@@ -229,6 +237,11 @@ def plan_load(checkpoint: ModelCheckpoint, config: ModelConfig, ops: Executor, o
         kv_dtype,
         sizes,
         num_bytes=sum(weight.num_bytes for weight in each_once),
+        memory_bytes=weight_bytes
+        + rope_bytes
+        + step_bytes
+        + sizes.all_state_bytes
+        + (cache_bytes(num_blocks) if sizes.windows else 0),
         types=frozenset(prepare.stored_type(weight) for weight in each_once if len(weight.shape) > 1),
     )
 

@@ -1,4 +1,7 @@
-"""Engines on a cluster: a batch has the answers of an engine here, also where engines are killed meanwhile."""
+"""A batch by a pool of engines on a cluster: it has the answers of an engine here, also where engines are killed.
+
+Covers: karat.ray.pool.
+"""
 
 import json
 import os
@@ -10,52 +13,47 @@ from pathlib import Path
 
 import pytest
 
-from karat.errors import CheckpointError, ClientError, KaratError, UsageError
-from karat.server.settings import ServerSettings
 from tests.cli.conftest import COMMAND, Karat, environment
 from tests.cli.test_batch import write_requests
 from tests.support.ray_nodes import processes
+from tests.support.seed import SEED
 
-pytest.importorskip("ray", reason="Ray cannot be had here")
+pytest.importorskip("ray.data", reason="Ray cannot be had here")
 
-from karat.ray.engine_actor import engines
-
-SETTINGS = ServerSettings(model_names=("m",))
+ACTORS = "ray::MapWorker"
 
 
 def test_a_batch_whose_engines_are_killed(cluster: str, tmp_path: Path, karat: Karat) -> None:
-    source, here, there = write_requests(tmp_path / "in.jsonl", 120), tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    """SIGKILL twice; a second run finds all answers in the journal."""
+    draws = random.Random(f"{SEED}-batch")
+    source, here, there = write_requests(tmp_path / "in.jsonl", 280), tmp_path / "here.jsonl", tmp_path / "there.jsonl"
     assert karat("batch", str(source), "-o", str(here), "--no-times", "-q").returncode == 0
-    words = [*COMMAND, "batch", str(source), "-o", str(there), "--no-times", "--ray", cluster]
-    running = subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE)
+    words = ["batch", str(source), "-o", str(there), "--no-times", "--ray", cluster]
+    running = subprocess.Popen([*COMMAND, *words], env=environment(), stderr=subprocess.PIPE)
     journal = tmp_path / "there.jsonl.journal"
     num_killed, seen = 0, 0
     while running.poll() is None:
         time.sleep(0.1)
         size = journal.stat().st_size if journal.exists() else 0
-        if num_killed < 2 and size > seen + 40_000 and (found := processes("ray::EngineActor")):
-            os.kill(random.choice(found), signal.SIGKILL)
+        if num_killed < 2 and size > seen + 30_000 and (found := processes(ACTORS)):
+            os.kill(draws.choice(found), signal.SIGKILL)
             num_killed, seen = num_killed + 1, size
     assert running.returncode == 0, running.communicate()
-    assert num_killed >= 1, "nothing was killed"
+    assert num_killed == 2, "nothing was killed"
+    assert there.read_bytes() == here.read_bytes()
+    again = karat(*words)
+    assert again.returncode == 0 and "280 of them answered before" in again.stderr, again.stderr
     assert there.read_bytes() == here.read_bytes()
 
 
-def test_what_cannot_be_loaded_is_karat_s_own_error(cluster: str, tmp_path: Path) -> None:
-    import asyncio
-
-    (place,) = engines(str(tmp_path), {}, SETTINGS, cores=1, most=1, receipts=False)
-    with pytest.raises(KaratError) as raised:
-        asyncio.run(place.facts())
-    assert str(tmp_path) in str(raised.value) and not isinstance(raised.value, ClientError)
-    assert isinstance(raised.value, CheckpointError | KaratError)
-
-
-def test_more_cores_than_a_node_has(cluster: str) -> None:
-    with pytest.raises(UsageError, match="no node of the cluster has 64 cores; say fewer with --cores-each"):
-        engines(None, {}, SETTINGS, cores=64, most=None, receipts=False)
-    with pytest.raises(UsageError, match=r"has 1 cores and 1000000.0 GB of memory"):
-        engines(None, {"kv_cache_bytes": 10**15}, SETTINGS, cores=1, most=None, receipts=False)
+def test_what_cannot_be_loaded_is_karat_s_own_error(cluster: str, tmp_path: Path, karat: Karat) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": "Once"}) + "\n")
+    words = ["batch", str(source), "-o", str(tmp_path / "out.jsonl"), "--ray", cluster]
+    done = karat(*words, "-m", str(tmp_path / "none.gguf"))
+    assert done.returncode == 4 and "none.gguf" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = karat(*words, "--cores-each", "64")
+    assert done.returncode == 2 and "no node of the cluster has 64 cores; say fewer with --cores-each" in done.stderr
 
 
 @pytest.mark.slow
