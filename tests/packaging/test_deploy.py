@@ -96,12 +96,18 @@ def test_manifests(name: str) -> None:
             validate.validate(broken, "1.31", strict=True)
 
 
-# Fields of KubeRay's v1 (its API reference) that a manifest may have.
+# Fields of KubeRay's v1 (its API reference) that a manifest may have, and those that it must have.
 KUBERAY = {
-    "RayService": {"serveConfigV2", "rayClusterConfig", "upgradeStrategy", "suspend", "excludeHeadPodFromServeSvc"},
-    "RayCluster": {"authOptions", "rayVersion", "headGroupSpec", "workerGroupSpecs", "enableInTreeAutoscaling"},
-    "HeadGroup": {"rayStartParams", "template", "serviceType", "resources", "labels"},
-    "WorkerGroup": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+    "RayService": ({"serveConfigV2", "rayClusterConfig", "upgradeStrategy", "suspend"}, set[str]()),
+    "RayCluster": (
+        {"authOptions", "rayVersion", "headGroupSpec", "workerGroupSpecs", "enableInTreeAutoscaling"},
+        {"headGroupSpec"},
+    ),
+    "HeadGroup": ({"rayStartParams", "template", "serviceType", "resources", "labels"}, {"rayStartParams", "template"}),
+    "WorkerGroup": (
+        {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+        {"groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+    ),
 }
 
 
@@ -113,13 +119,29 @@ def test_the_application_of_kuberay() -> None:
     cluster = service["spec"]["rayClusterConfig"]
     head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     for name, found in zip(KUBERAY, (service["spec"], cluster, head, workers), strict=True):
-        assert set(found) <= KUBERAY[name], name
+        known, needed = KUBERAY[name]
+        assert needed <= set(found) <= known, name
     assert cluster["authOptions"] == {"mode": "token"}
+    assert all(isinstance(value, str) for group in (head, workers) for value in group["rayStartParams"].values())
     for group in (head, workers):
         pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": group["template"]}
         assert validate.validate(pod, "1.31", strict=True)
         assert group["template"]["metadata"]["labels"] == policy["spec"]["podSelector"]["matchLabels"]
     assert validate.validate(policy, "1.31", strict=True)
+
+
+def test_the_cluster_as_ray_s_autoscaler_reads_it() -> None:
+    """Its own code for KubeRay's resources, which refuses what it cannot run by."""
+    reading = pytest.importorskip("ray.autoscaler._private.kuberay.autoscaling_config", reason="Ray cannot be had here")
+    yaml = pytest.importorskip("yaml")
+    service, _ = yaml.safe_load_all((DEPLOY / "kubernetes" / "ray.yaml").read_text(encoding="utf-8"))
+    metadata, spec = {"name": "karat", "namespace": "karat"}, service["spec"]["rayClusterConfig"]
+    found = reading._derive_autoscaling_config_from_ray_cr({"metadata": metadata, "spec": spec})
+    kinds = found["available_node_types"]
+    head, workers = kinds[found["head_node_type"]], kinds["engines"]
+    assert head["resources"]["CPU"] == 0, "no replica is beside what counts the others"
+    assert (workers["resources"]["CPU"], workers["resources"]["memory"]) == (8, 16 << 30)
+    assert (workers["min_workers"], workers["max_workers"], found["max_workers"]) == (2, 20, 20)
 
 
 def test_the_application_of_serve() -> None:

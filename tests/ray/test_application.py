@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.support.ray_application import (
     Busiest,
     KillsAt,
     Streamed,
+    Waits,
     application,
     asked_in_all_protocols,
     deploy,
@@ -29,13 +31,15 @@ from tests.support.ray_application import (
     replicas,
     work_s,
 )
-from tests.support.ray_nodes import processes, start_node
+from tests.support.ray_nodes import lost_after, processes, start_node
 from tests.support.seed import SEED
 
 pytest.importorskip("ray.serve", reason="Ray cannot be had here")
-GAP_S = 30.0  # ten times the goal
+GAP_S = 3.0  # that a stream may stand still, beside what its processes wait for a core
+SAFE_S = 60.0  # and in all: less than Ray's own check of a replica that hangs needs here (PATIENT)
+PATIENT = {"health_check_timeout_s": 120}
 GIVEN = {"min_replicas": 2, "cores": 1, "max_model_len": 1024, "drain_s": 300, "slack_tokens": 0}
-HASTY = {"graceful_shutdown_timeout_s": 1}  # a replica that has to go has a second for its answers
+HASTY = {"graceful_shutdown_timeout_s": 1, **PATIENT}  # a replica that has to go has a second for its answers
 
 
 @pytest.fixture(scope="module")
@@ -73,28 +77,30 @@ def test_a_killed_replica_is_not_noticed(app: Application) -> None:
     asked = asked_in_all_protocols(draws, 400)
     undisturbed = app.streams(asked)
     kills = KillsAt(draws.randrange(5, 60))
-    disturbed = app.streams(asked, kills)
+    with Waits() as waits:
+        disturbed = app.streams(asked, kills)
     assert kills.killed is not None and kills.killed not in replicas(), "a replica was killed"
-    for (route, _), one, other in zip(asked, disturbed, undisturbed, strict=True):
-        assert one.said == other.said, route
-        assert len(one.ids) <= 1 and one.gap_s < GAP_S, (route, one.ids, one.gap_s)
+    require_unnoticed(disturbed, undisturbed, waits)
     app.await_replicas(2)
 
 
 @pytest.mark.long
-def test_thirty_streams_whose_replicas_are_killed(app: Application) -> None:
+def test_thirty_streams_whose_replicas_are_killed(app: Application, nodes: Any) -> None:
+    """Each has its replica killed: the streams come one after the other, so the one replica that works is its own. The
+    ingress says how many tokens each of them had then.
+    """
     draws, gaps = random.Random(f"{SEED}-thirty"), list[float]()
-    while len(gaps) < 30:
-        asked = asked_in_all_protocols(draws, 400)[draws.randrange(4) :][:2]
-        undisturbed = app.streams(asked)
-        kills = KillsAt(draws.randrange(1, 200))
-        for one, other in zip(app.streams(asked, kills), undisturbed, strict=True):
-            assert one.said == other.said
-            gaps.append(one.gap_s)
-        assert kills.killed is not None
+    for number in range(32):
+        route, body = asked_in_all_protocols(draws, 400)[number % 4]
+        undisturbed, before = app.stream(route, body), len(lost_after(nodes))
+        kills = KillsAt(draws.randrange(6, 200))
+        with Waits() as waits:
+            disturbed = app.stream(route, body, kills)
+        cuts = lost_after(nodes)[before:]
+        assert cuts and all(0 < cut < 400 * body.get("n", 1) for cut in cuts), "it was killed in the middle"
+        gaps.append(require_unnoticed([disturbed], [undisturbed], waits))
         app.await_replicas(2)
-    print(f"longest gaps of 30 streams: {', '.join(f'{gap:.2f} s' for gap in sorted(gaps)[-5:])}")
-    assert max(gaps) < GAP_S
+    print(f"longest gaps of 32 streams: {', '.join(f'{gap:.2f} s' for gap in sorted(gaps)[-5:])}")
 
 
 @pytest.mark.slow
@@ -112,16 +118,16 @@ def test_replicas_that_have_to_go_while_they_answer(app: Application, changed: s
     deploying, disturbed = threading.Thread(target=deploy, args=(replica,), kwargs=arguments), list[Streamed]()
     deploying.start()
     try:
-        while deploying.is_alive() or not disturbed:
-            disturbed += app.streams(asked)
+        with Waits() as waits:
+            while deploying.is_alive() or not disturbed:
+                disturbed += app.streams(asked)
         app.await_replicas(1 if changed == "number" else 2)
         assert (before == ingresses()) == (changed == "number")
         assert set(engines) - set(replicas())
     finally:
         deploying.join()
         deploy(HASTY, **GIVEN)
-    for number, one in enumerate(disturbed):
-        assert one.said == undisturbed[number % len(asked)].said
+    require_unnoticed(disturbed, undisturbed * (len(disturbed) // len(asked)), waits)
     app.await_replicas(2)
 
 
@@ -142,7 +148,8 @@ def test_a_node_that_is_removed(app: Application, nodes: Any) -> None:
                 if removing.ident is None and len(streamed.events) > 5 and work_s(third) > idle_s + 0.05:
                     removing.start()
 
-        disturbed = app.streams(asked, remove)
+        with Waits() as waits:
+            disturbed = app.streams(asked, remove)
     finally:
         if was_removed := removing.ident is not None:
             removing.join()
@@ -150,9 +157,7 @@ def test_a_node_that_is_removed(app: Application, nodes: Any) -> None:
             nodes.remove_node(node)
         deploy(HASTY, **GIVEN)
     assert was_removed, "the third replica has had nothing to do"
-    print(f"longest gap: {max(one.gap_s for one in disturbed):.2f} s")
-    for (route, _), one, other in zip(asked, disturbed, undisturbed, strict=True):
-        assert one.said == other.said and one.gap_s < GAP_S, (route, one.gap_s)
+    print(f"longest gap: {require_unnoticed(disturbed, undisturbed, waits):.2f} s")
     app.await_replicas(2)
 
 
@@ -209,15 +214,16 @@ def test_replicas_follow_the_tokens_that_wait(app: Application) -> None:
         for client in clients:
             client.join()
         begun, disturbed = time.monotonic(), list[Streamed]()
-        while len(replicas()) == 2:
-            assert time.monotonic() < begun + 300, "nobody goes"
-            disturbed += app.streams(asked)
+        with Waits() as waits:
+            while len(replicas()) == 2:
+                assert time.monotonic() < begun + 300, "nobody goes"
+                disturbed += app.streams(asked)
         print(f"it has gone {time.monotonic() - begun:.0f} s after they went, under {len(disturbed)} streams")
     finally:
         ends.set()
         deploy(HASTY, **GIVEN)
-    for number, one in enumerate(disturbed):
-        assert one.said == undisturbed[number % len(asked)].said
+    gap_s = require_unnoticed(disturbed, undisturbed * (len(disturbed) // len(asked)), waits)
+    print(f"their longest gap: {gap_s:.2f} s")
     app.await_replicas(2)
 
 
@@ -246,11 +252,13 @@ def test_a_replica_that_hangs_is_left(app: Application) -> None:
     undisturbed = app.stream(route, body)
     stops = KillsAt(draws.randrange(5, 60), signal.SIGSTOP)
     try:
-        disturbed = app.stream(route, body, stops)
+        with Waits() as waits:
+            disturbed = app.stream(route, body, stops)
     finally:
         if stops.killed is not None:
             os.kill(stops.killed, signal.SIGKILL)
-    assert stops.killed is not None and disturbed.said == undisturbed.said and disturbed.gap_s < GAP_S
+    assert stops.killed is not None
+    require_unnoticed([disturbed], [undisturbed], waits)
     app.await_replicas(2)
 
 
@@ -268,6 +276,15 @@ def test_a_client_that_leaves_ends_the_work(app: Application) -> None:
         if work_s(replica) - before < 0.1:
             return
     raise AssertionError("the engine still works")
+
+
+def require_unnoticed(disturbed: list[Streamed], undisturbed: list[Streamed], waits: Waits) -> float:
+    """Streams that say what the others do, and never stood still for long: their longest gap (Streamed.gap_s)."""
+    for one, other in zip(disturbed, undisturbed, strict=True):
+        assert one.said == other.said, one.events[0]
+        gap_s = max(end - begin for begin, end in pairwise(one.times))
+        assert one.gap_s(waits) < GAP_S and gap_s < SAFE_S, (one.gap_s(waits), gap_s, one.events[0])
+    return max(one.gap_s(waits) for one in disturbed)
 
 
 def _receipt(receipt: dict[str, object]) -> object:

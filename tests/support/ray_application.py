@@ -9,9 +9,11 @@ import socket
 import threading
 import time
 import urllib.request
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +25,83 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Streamed:
-    """The events of an answer, and the longest time between two of them."""
+    """The events of an answer, and when they came."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
-    gap_s: float = 0.0
+    times: list[float] = field(default_factory=list)
     closed: bool = False
 
     @property
     def said(self) -> str:
-        """Everything that the answer says, without what no two answers share: ids, times, tokens that were cached."""
-        joined = dict[str, str]()
-        rest = dict[str, Any]()
-        for event in self.events:
-            _gather(_plain(event), (), joined, rest)
-        return json.dumps([joined, rest], sort_keys=True, indent=1)
+        """Everything that the answer says, without times and tokens that were cached.
 
-    @property
-    def ids(self) -> set[str]:
-        """The ids of the answer that its events have."""
-        found = [
-            event.get("id") or (event.get("response") or event.get("message") or {}).get("id") for event in self.events
-        ]
-        return {each for each in found if each}
+        Ids that a server draws anew for each answer are numbered as they come, so two answers agree if they have the
+        same ids in the same places, each of them the same from its first event to its last. Events are cut where the
+        time wants it, so they are joined; how they are numbered, they say without a hole.
+        """
+        joined, rest, ids = dict[str, str](), dict[str, Any](), dict[str, str]()
+        for event in self.events:
+            _gather(_plain(event, ids), (), joined, rest)
+        numbers = [event["sequence_number"] for event in self.events if "sequence_number" in event]
+        assert numbers == list(range(len(numbers))), numbers
+        begun = {event[name] for event in self.events for name in ("created", "created_at") if name in event}
+        assert len(begun) <= 1, begun
+        return json.dumps([joined, rest, len(ids)], sort_keys=True, indent=1)
+
+    def gap_s(self, waits: "Waits") -> float:
+        """The longest time between two events, less what the application's processes waited for a core meanwhile: zero
+        on a machine that is theirs alone, and little where they wait for Ray.
+        """
+        return max((end - begin - waits.between(begin, end) for begin, end in pairwise(self.times)), default=0.0)
+
+
+class Waits:
+    """How long processes that had something to do waited for a core: those of replicas, engines, ingresses and Serve's
+    proxy, and this one. To be used as a context, in which it looks ten times a second.
+    """
+
+    def __init__(self) -> None:
+        self._times, self._sums = list[float](), list[float]()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> "Waits":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def between(self, begin: float, end: float) -> float:
+        """Seconds, of time.monotonic."""
+        first = max(bisect_right(self._times, begin) - 1, 0)
+        last = min(bisect_left(self._times, end), len(self._times) - 1)
+        return self._sums[last] - self._sums[first]
+
+    def _look(self) -> None:
+        known, total = dict[Path, float](), 0.0
+        pids = list[int]()
+        while not self._ends.wait(0.1):
+            if len(self._times) % 20 == 0:
+                kinds = replicas(), ingresses(), processes("ray::ProxyActor")
+                found = [pid for kind in kinds for pid in kind]
+                pids = [*found, *filter(None, map(engine_of, found)), os.getpid()]
+            for pid in pids:
+                grown = [self._grown(path, known) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+                total += max(grown, default=0.0)  # its threads wait side by side
+            self._times.append(time.monotonic())
+            self._sums.append(total)
+
+    @staticmethod
+    def _grown(path: Path, known: dict[Path, float]) -> float:
+        try:
+            now = int(path.read_text().split()[1]) / 1e9
+        except (OSError, IndexError):
+            return 0.0
+        before = known.get(path, now)
+        known[path] = now
+        return now - before
 
 
 class Application:
@@ -68,15 +125,11 @@ class Application:
         """An answer as events. `seen` is called after each of them."""
         made = Streamed()
         with self.open(route, {**body, "stream": True}) as answer:
-            last = time.monotonic()
             for line in answer:
                 if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
                     continue
                 made.events.append(json.loads(line.removeprefix(b"data: ")))
-                now = time.monotonic()
-                if len(made.events) > 1:
-                    made.gap_s = max(made.gap_s, now - last)
-                last = now
+                made.times.append(time.monotonic())
                 seen(made)
                 if made.closed:
                     break
@@ -239,19 +292,21 @@ def asked_in_all_protocols(draws: random.Random, num_tokens: int) -> list[tuple[
 
 
 _CHANGING = frozenset(
-    "id created created_at completed_at timings item_id obfuscation sequence_number cached_tokens "
-    "cache_read_input_tokens input_tokens prompt_tokens_details input_tokens_details".split()
+    "created created_at completed_at timings obfuscation sequence_number cached_tokens cache_read_input_tokens".split()
 )
+_ID = re.compile(r"\b(?:msg|resp|chatcmpl|cmpl|rs|fc)[-_][0-9a-f]{8,}[-_0-9]*")
 
 
-def _plain(value: Any) -> Any:
-    """Without what differs between two answers to the same request."""
+def _plain(value: Any, ids: dict[str, str]) -> Any:
+    """Without what differs between two answers to the same request, and with ids by the order in which they come."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items() if key not in _CHANGING}
+        cached = value.get("cache_read_input_tokens") or 0  # which Anthropic's input_tokens does not count
+        plain = {key: _plain(each, ids) for key, each in value.items() if key not in _CHANGING}
+        return {**plain, "input_tokens": value["input_tokens"] + cached} if "input_tokens" in value else plain
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(each, ids) for each in value]
     if isinstance(value, str):
-        return re.sub(r"\b(?:msg|resp|chatcmpl|cmpl|rs|fc)[-_][0-9a-f]{8,}[-_0-9]*", "ID", value)
+        return _ID.sub(lambda found: ids.setdefault(found[0], f"id {len(ids)}"), value)
     return value
 
 

@@ -13,7 +13,7 @@ from karat.engine.remote.messages import ComparisonEnded, Replayed
 from karat.errors import EngineDiedError, KaratError
 from karat.ray.messages import Ask, Greeting, Introduction, Told, decoded
 
-LOST_S = 1.5  # without a word from a replica, which says one every BEAT_S seconds
+LOST_S = 1.0  # without a word from a replica, which says one every BEAT_S seconds
 ANEW_S = 0.25  # before a call of a whole application's is made again
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -33,7 +33,7 @@ from karat.ray.messages import Ask, Introduction, prefix_of
 from karat.receipts.fingerprint import Computing, Fingerprint, StoredModel
 from karat.request_record import Request
 
-_MOST_IN_VAIN = 5  # replicas lost one after the other, without a token
+_MOST_IN_VAIN = 6  # replicas lost one after the other, without a token
 _SHUN_S = 10.0  # for which a replica that was lost is asked last
 _SHUN_OTHERS_S = 60.0  # and one of another model
 _log = logging.getLogger("karat.server")

@@ -36,7 +36,7 @@ def places(memory: int, *, cores: int | None, most: int | None, spare: int = 0) 
         number = min(here // each if each else 0, int(room // memory) if memory else here)
         found += [Place(node["NodeID"], each)] * number
     if not found:
-        size = f" and {memory / 1e9:.1f} GB of memory" if memory else ""
+        size = f" and {memory / 1e9:.2g} GB of memory" if memory else ""
         raise UsageError(f"no node of the cluster has {cores or 1} cores{size}; say fewer with --cores-each")
     return found[:most]
 
