@@ -65,7 +65,7 @@ PEERS = {"torch", "transformers", "safetensors", "gguf", "llama_cpp", "openvino"
 EXTRAS: Mapping[str, set[str]] = {
     "karat.check": PEERS,
     "karat.batch_files.sources": {"pyarrow"},
-    "karat.ray": {"ray"},
+    "karat.ray": {"ray", "pyarrow"},
     "karat.bench.peers": PEERS,
     "karat.receipts.signature": {"cryptography"},
 }

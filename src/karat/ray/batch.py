@@ -14,7 +14,7 @@ from karat.batch_files.journal import BatchAnswer
 from karat.batch_files.lines import BatchRequest
 from karat.batch_files.running import Batch, BatchMeter, facts_of
 from karat.errors import KaratError, Packed, packed, unpacked
-from karat.ray.placement import Place
+from karat.ray.placement import Room
 from karat.ray.pool import ROWS, Answers, Job, in_pool
 
 ROUND_ROWS, ROUND_BYTES = 100_000, 256 << 20  # of requests that Ray has at a time, so that memory does not grow
@@ -67,7 +67,7 @@ class BatchAnswers(Answers):
 def answer_on_cluster(
     batch: Batch,
     job: Job,
-    room: Sequence[Place],
+    room: Sequence[Room],
     memory: int,
     meter: BatchMeter,
     tell: Callable[[str], None],

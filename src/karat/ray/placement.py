@@ -16,25 +16,25 @@ from karat.ranks.placement import cores_of_ranks
 _ROOT = Path("/")
 
 
-class Place(NamedTuple):
+class Room(NamedTuple):
     """Room for an engine: so many cores of a node of Ray's."""
 
     node: str
     cores: int
 
 
-def places(memory: int, *, cores: int | None, most: int | None, spare: int = 0) -> list[Place]:
+def places(memory: int, *, cores: int | None, most: int | None, spare: int = 0) -> list[Room]:
     """Room for an engine for each `cores` cores of each node, `most` at the most, and no more on a node than its memory
     holds. None: one for a node, with all of its cores but `spare`, one at the least.
 
     UsageError if there is no room for any.
     """
-    found: list[Place] = []
+    found: list[Room] = []
     for node in ray.nodes():
         here = int(node["Resources"].get("CPU", 0)) if node["Alive"] else 0
         each, room = cores or max(here - spare, min(here, 1)), node["Resources"].get("memory", 0)
         number = min(here // each if each else 0, int(room // memory) if memory else here)
-        found += [Place(node["NodeID"], each)] * number
+        found += [Room(node["NodeID"], each)] * number
     if not found:
         size = f" and {memory / 1e9:.2g} GB of memory" if memory else ""
         raise UsageError(f"no node of the cluster has {cores or 1} cores{size}; say fewer with --cores-each")

@@ -22,7 +22,7 @@ from karat.batch_files.journal import BatchAnswer
 from karat.engine.async_llm import AsyncLLM, all_of
 from karat.errors import ClientError
 from karat.ray.memory import as_text
-from karat.ray.placement import Place, stay
+from karat.ray.placement import Room, stay
 from karat.server.settings import ServerSettings
 
 ROWS = 32  # that an actor answers together, and in which a batch comes back
@@ -88,7 +88,7 @@ class Answers:
 
 
 def in_pool(
-    dataset: "ray.data.Dataset", kind: type, job: Job, arguments: Sequence[Any], room: Sequence[Place], memory: int
+    dataset: "ray.data.Dataset", kind: type, job: Job, arguments: Sequence[Any], room: Sequence[Room], memory: int
 ) -> "ray.data.Dataset":
     """`dataset` as actors of this kind give it: of a class whose calls take tables of Arrow, in so much room."""
     kept = cycle(room)
