@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from karat.ops.native import unavailable_reason
+from tests.engine.test_states_elsewhere import CONFIG as STATEFUL
+from tests.engine.tiny import write_model
 from tests.server.conftest import Running, serving
 from tests.server.test_hostile import request_bytes
 from tests.support.scripted import write_scripted
@@ -120,11 +122,9 @@ class Client(threading.Thread):
                 return
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(600, marks=pytest.mark.long)])
-@pytest.mark.timeout(1800)
-def test_every_answer_is_that_of_its_request_alone(seconds: int, tmp_path: Path) -> None:
-    folder = write_scripted(tmp_path, HERMES)
-    with serving(str(folder), "--quantize", "q8_0", "--max-model-len", "4096") as server:
+def soak(seconds: int, model: list[str]) -> None:
+    """AssertionError if an answer differs, the event loop sleeps, or something is held in the end."""
+    with serving(*model, "--quantize", "q8_0", "--max-model-len", "4096") as server:
         kinds = kinds_with_receipts(server)
         wanted = [(route, body, said(server, route, body)) for route, body in kinds]
         assert [(route, body, want) for route, body, want in wanted if isinstance(want, tuple)] == []
@@ -147,3 +147,20 @@ def test_every_answer_is_that_of_its_request_alone(seconds: int, tmp_path: Path)
         names = ("karat_kv_blocks_used", "karat_sequences_waiting", "karat_sequences_running")
         server.until(lambda: not any(server.gauge(name) for name in names))
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("seconds", [5, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.timeout(1800)
+def test_every_answer_is_that_of_its_request_alone(seconds: int, tmp_path: Path) -> None:
+    soak(seconds, [str(write_scripted(tmp_path, HERMES))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [5, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.timeout(1800)
+def test_so_it_is_with_recurrent_layers(seconds: int, tmp_path: Path) -> None:
+    """With room for few states, which come and go."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
+    changes = sizes | {"max_position_embeddings": 4096}
+    folder = write_model(tmp_path, chat_template=HERMES, **(STATEFUL | changes))
+    soak(seconds, [str(folder), "--max-num-seqs", "6", "--state-cache-bytes", "400000"])
