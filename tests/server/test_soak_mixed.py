@@ -122,8 +122,10 @@ class Client(threading.Thread):
                 return
 
 
-def soak(seconds: int, model: list[str]) -> None:
-    """AssertionError if an answer differs, the event loop sleeps, or something is held in the end."""
+def soak(seconds: int, model: list[str]) -> float:
+    """Seconds within which 99 % of /health were answered. AssertionError if an answer differs, or something is held in
+    the end.
+    """
     with serving(*model, "--quantize", "q8_0", "--max-model-len", "4096") as server:
         kinds = kinds_with_receipts(server)
         wanted = [(route, body, said(server, route, body)) for route, body in kinds]
@@ -143,16 +145,17 @@ def soak(seconds: int, model: list[str]) -> None:
         assert [fault for client in clients for fault in client.faults][:3] == []
         most = sorted(waits)[int(len(waits) * 0.99)]
         print(f"{sum(client.num_whole for client in clients)} answers; 99 % of /health within {most * 1000:.0f} ms")
-        assert most < 10 * HEALTH_S, "ten times the goal: the machine may be busy"
         names = ("karat_kv_blocks_used", "karat_sequences_waiting", "karat_sequences_running")
         server.until(lambda: not any(server.gauge(name) for name in names))
         assert server.stop() == 0
+    return most
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(600, marks=pytest.mark.long)])
 @pytest.mark.timeout(1800)
 def test_every_answer_is_that_of_its_request_alone(seconds: int, tmp_path: Path) -> None:
-    soak(seconds, [str(write_scripted(tmp_path, HERMES))])
+    most = soak(seconds, [str(write_scripted(tmp_path, HERMES))])
+    assert most < 10 * HEALTH_S, "ten times the goal: the machine may be busy"
 
 
 @pytest.mark.slow
