@@ -56,6 +56,8 @@ demo: $(STAMPS)/karat
 	@echo '  $(BIN)/karat run --chat "Tell me a story about a fox and a lantern."'
 	@echo '  $(BIN)/karat chat'
 	@echo '  $(BIN)/karat inspect'
+	@echo '  $(BIN)/karat run -m MODEL.gguf --chat "What is the capital of France?"'
+	@echo '  $(BIN)/karat serve MODEL.gguf'
 	@echo '  $(BIN)/karat help'
 
 .PHONY: test

@@ -147,6 +147,7 @@ def test_every_name_that_is_meant_is_there() -> None:
         ("run", ["--n_predict", "8", "--ctx_size=64"], ["--max-tokens", "8", "--max-model-len=64"], None),
         ("run", ["--max_tokens", "8"], ["--max-tokens", "8"], None),
         ("run", ["-r", "User:"], ["--stop", "User:"], None),
+        ("run", ["-cnv", "-p", "a"], ["--chat", "-p", "a"], None),
         ("bench", ["-r", "3"], ["--repeat", "3"], None),
         ("convert", ["--allow-requantize"], ["--requantize"], None),
     ],
@@ -161,7 +162,7 @@ def test_of_each_command(command: str, given: list[str], made: list[str] | None,
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (["run", "-cnv", "-p", "a"], 2, "there is no -cnv here: karat chat talks, and karat run --chat asks once; see"),
+        (["run", "-i", "-p", "a"], 2, "there is no -i here: karat chat talks, and karat run --chat asks once; see"),
         (["quantize", "a"], 2, "there is no command quantize: karat convert IN OUT.gguf --quant Q4_K_M; see `karat --"),
         (
             ["gguf-split", "a"],
@@ -252,6 +253,7 @@ def test_a_command_by_habit(karat_here: Karat) -> None:
         ("cli -m a", "chat -m a"),
         ("run -m a -cnv", "chat -m a -cnv"),
         ("run -m a -i -p b", "run -m a -i -p b"),
+        ("-m a -cnv -p b", "run -m a -cnv -p b"),
         ("server -m a --port 1", "serve -m a --port 1"),
         ("llama-server -m a", "serve -m a"),
         ("llama-bench -m a", "bench -m a"),
@@ -264,6 +266,11 @@ def test_a_command_by_habit(karat_here: Karat) -> None:
 def test_names_of_other_programs(given: str, made: str) -> None:
     taken, remark = commanded(given.split())
     assert taken == made.split() and (remark is None) == (given == made)
+
+
+def test_one_who_talks_with_a_prompt_is_told_that_it_is_answered_once() -> None:
+    for given in ("-m a -cnv -p b", "llama-cli -st -p b"):
+        assert str(commanded(given.split())[1]).endswith(", which answers once; karat chat talks")
 
 
 def test_a_grammar_and_a_prompt_are_files_or_themselves(tmp_path: Path, karat_here: Karat) -> None:

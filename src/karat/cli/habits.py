@@ -37,7 +37,7 @@ _RENAMED: Mapping[str, str] = {
     "--typical": "--typical-p",
     "--top-nsigma": "--top-n-sigma",
     "-l": "--logit-bias",
-    **dict.fromkeys(("-st", "--single-turn"), "--chat"),
+    **dict.fromkeys(("-cnv", "--conversation", "-st", "--single-turn"), "--chat"),
     **dict.fromkeys(("-sp", "--special"), "--no-skip-special-tokens"),
     **dict.fromkeys(("--outtype", "--quantization-type"), "--quant"),
     "--allow-requantize": "--requantize",
@@ -263,8 +263,10 @@ def commanded(args: Sequence[str]) -> tuple[list[str], str | None]:
         command = "chat"
     elif (command := _PROGRAMS.get(first, "")) == "":
         return list(args), None
-    goes_on = command == "run" and "--chat" not in names and (is_option or first in _CLI)
-    more = ", which goes on with a text; --chat answers it" if goes_on else ""
+    more = ""
+    if command == "run" and (is_option or first in _CLI):
+        answers = any(_RENAMED.get(name, name) == "--chat" for name in names)
+        more = ", which answers once; karat chat talks" if answers else ", which goes on with a text; --chat answers it"
     return [command, *(args if is_option else rest)], f"karat {first}: taken as karat {command}{more}"
 
 
