@@ -40,6 +40,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "rope_local_base_freq": 500.0,
     },
+    "muse_glimmer_text": {
+        "model_type": "muse_glimmer_text",
+        "head_dim": 32,
+        "sliding_window": 24,
+        "num_hidden_layers": 5,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "full", "sliding", "sliding")],
+        "layer_rope_theta": [10000.0, 0, 0, 10000.0, 10000.0],
+        "tie_word_embeddings": False,
+    },
     "llama": {},
     "llama with biases": {"attention_bias": True, "mlp_bias": True},
     "llama 3": {

@@ -5,7 +5,8 @@ karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.min
 karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral, karat.models.mixtures,
 karat.models.olmo2, karat.models.olmoe, karat.models.reader, karat.models.ropes, karat.models.seed_oss,
 karat.models.smollm3, karat.models.lfm2, karat.models.lfm2_moe, karat.models.exaone4, karat.models.window_patterns,
-karat.models.olmo3, karat.models.phi3.
+karat.models.olmo3, karat.models.phi3, karat.models.muse_glimmer, karat.models.muse_glimmers,
+karat.models.muse_glimmer_text.
 """
 
 import copy
@@ -117,6 +118,18 @@ EXTRA: dict[str, dict[str, Any]] = {
         "attention_bias": False,
     },
     "mixtral": {"sliding_window": 64, "head_dim": 12, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "muse_glimmer_text": {
+        "hidden_act": ...,
+        "hidden_activation": "silu",
+        "sliding_window": 64,
+        "head_dim": 12,
+        "attention_bias": False,
+        "final_logit_softcapping": 20.0,
+        "layer_rope_theta": None,
+        "output_multiplier": 0.2,
+        "post_norm_eps": 1e-8,
+        "qk_scale_factor": 3.87,
+    },
     "olmo2": {"attention_bias": False, "pad_token_id": 0},
     "phi3": {"sliding_window": 64, "original_max_position_embeddings": 64, "pad_token_id": 0},
     "olmo3": {"attention_bias": False, "pad_token_id": 0, "sliding_window": 64},
@@ -689,6 +702,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("olmo3", {"rope_theta": 1e6}, "rope_theta=1e+06: transformers takes it for layers without a window alone"),
     ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "expected an object for each of full_attention"),
     ("olmo3", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
+    ("muse_glimmer_text", {"layer_rope_theta": [1e4, 5e5, 1e4, 0]}, "layer_rope_theta"),
+    ("muse_glimmer_text", {"layer_rope_theta": [1e4, 0]}, "for each of 4 layers"),
+    ("muse_glimmer_text", {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),
+    ("muse_glimmer_text", {"sliding_window": None, "layer_types": ["sliding_attention"] * 4}, "no sliding_window is"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv=8.0"),
     ("olmoe", {"clip_qkv": 0}, "clip_qkv=0"),
     ("olmoe", {"sliding_window": 64}, "sliding_window=64"),
@@ -828,6 +845,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         "ministral3",
         "mistral",
         "mixtral",
+        "muse_glimmer_text",
         "qwen2_moe",
         "qwen3_5_moe_text",
         "qwen3_5_text",
@@ -837,7 +855,7 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         changes += [{"num_key_value_heads": None}]
     yarn = rope_of(family, rope_type="yarn", **YARN, finetuned=True, extrapolation_factor=1)
     changes += [{"rope_parameters": yarn}] if family != "phi3" else []  # where transformers takes it for longrope
-    if family in ("exaone4", "olmo3") or family.startswith("gemma"):
+    if family in ("exaone4", "muse_glimmer_text", "olmo3") or family.startswith("gemma"):
         changes += [{"sliding_window": ...}, {"layer_types": None}]
     elif family not in ("granite", "llama", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "seed_oss"):
         changes += [{"sliding_window": ...}, {"sliding_window": None}]

@@ -73,6 +73,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ministral3": {"sliding_window": 20},
     "gpt_oss": {"swiglu_limit": 2.0, "sliding_window": 20},
     "mixtral": {"tie_word_embeddings": False},
+    "muse_glimmer_text": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
     "olmo2": {"attention_bias": True},
     "phi3": {"partial_rotary_factor": 0.5, "tie_word_embeddings": False},
     "olmo3": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},

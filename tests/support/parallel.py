@@ -51,6 +51,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 256,
         "norm_topk_prob": True,
     },
+    "muse_glimmer_text": {"sliding_window": 512, "post_norm_eps": 1e-8, "output_multiplier": 1.5},
     "olmo2": {"head_dim": 16, "pad_token_id": 0},
     "olmo3": {"head_dim": 16, "pad_token_id": 0, "sliding_window": 512, "rope_theta": 500000.0},
     "olmoe": {"num_experts": 16, "num_experts_per_tok": 3, "head_dim": 16},
@@ -187,6 +188,8 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
         if "sliding_window" not in changes:  # a cache of one group
             config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if family == "exaone4" and config["sliding_window"] is None:  # which transformers wants stated then
+        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    if family == "muse_glimmer_text" and "sliding_window" not in changes:  # a cache of one group
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if family == "olmo3" and "sliding_window" not in changes:  # a cache of one group
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]

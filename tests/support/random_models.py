@@ -15,6 +15,8 @@ import pytest
 import torch
 import transformers
 
+from tests.support.muse_glimmer import MuseGlimmerForCausalLM
+
 FAMILIES = (
     "exaone4",
     "gemma2",
@@ -27,6 +29,7 @@ FAMILIES = (
     "ministral3",
     "mistral",
     "mixtral",
+    "muse_glimmer_text",
     "olmo2",
     "olmo3",
     "olmoe",
@@ -41,9 +44,10 @@ FAMILIES = (
     "seed_oss",
     "smollm3",
 )
-# Whose traces by transformers are compared in `make test`, or in `make test-long` alone. Phi-3 has none yet.
+# Whose traces by transformers are compared in `make test`, or in `make test-long` alone.
+# Muse Glimmer and Phi-3 have none yet.
 _RECORDED_LATER = ("gemma2", "gemma3_text", "lfm2", "lfm2_moe", "qwen3_next")
-_NOT_RECORDED = ("phi3",)
+_NOT_RECORDED = ("muse_glimmer_text", "phi3")
 RECORDED = tuple(family for family in FAMILIES if family not in (*_RECORDED_LATER, *_NOT_RECORDED))
 WITH_TRACES = [*RECORDED, *(pytest.param(family, marks=pytest.mark.long) for family in _RECORDED_LATER)]
 _MARGIN = 1e-4
@@ -55,14 +59,14 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     num_kv_heads = rng.choice([1, 1, 2, 3, 5])
     num_heads = num_kv_heads * rng.choice([1, 2, 3, 5])
     head_dim = rng.choice([8, 12, 16, 20, 34])
-    free_head_dim = family.startswith(("gemma", "qwen3")) or family in (
+    free_head_dim = family.startswith(("gemma", "muse", "qwen3")) or family in (
         "gpt_oss",
         "ministral3",
         "mistral",
         "mixtral",
         "seed_oss",
     )
-    if family.startswith("gemma"):  # a multiple of the heads, which transformers wants
+    if family.startswith(("gemma", "muse")):  # a multiple of the heads, which transformers wants
         hidden = num_heads * rng.choice([5, 7, 9, 12])
     elif free_head_dim:
         hidden = rng.choice([24, 40, 56, 72])
@@ -197,7 +201,29 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
     if family.startswith("gemma"):
         config |= _draw_gemma(rng, config)
         del config["hidden_act"]
+    if family == "muse_glimmer_text":
+        config |= _draw_muse_glimmer(rng, config)
+        del config["hidden_act"]
     return config
+
+
+def _draw_muse_glimmer(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    """Windows and RoPE in some layers, factors and eps that are felt, and a cap that is."""
+    num_layers, theta = rng.choice([1, 2, 5]), config["rope_parameters"]["rope_theta"]
+    turned = {"layer_rope_theta": [rng.choice([0, theta]) for _ in range(num_layers)]}
+    return {
+        "num_hidden_layers": num_layers,
+        **rng.choice([{}, {"layer_types": _draw_types(rng, num_layers)}]),
+        **rng.choice([{}, turned]),
+        "sliding_window": rng.choice([7, 33, 64]),
+        "hidden_activation": "silu",
+        "pad_token_id": 0,
+        "post_norm_eps": rng.choice([1e-8, 1e-3, 0.1]),
+        "qk_scale_factor": rng.choice([3.87, 2.5]),
+        "output_multiplier": rng.choice([0.7, 2.0]),
+        "final_logit_softcapping": rng.choice([2.5, 20.0]),
+        "attention_bias": rng.random() < 0.3,
+    }
 
 
 def _draw_gemma(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
@@ -247,6 +273,15 @@ def draw_gemma_of_gguf(rng: random.Random, family: str) -> dict[str, Any]:
     else:
         config["rope_parameters"]["sliding_attention"] = {"rope_type": "default", "rope_theta": 500.0}
     return {key: value for key, value in config.items() if key not in ("layer_types", "sliding_window_pattern")}
+
+
+def draw_muse_glimmer_of_gguf(rng: random.Random) -> dict[str, Any]:
+    """A config.json of a Muse Glimmer that a GGUF file can state: layers with a window have RoPE."""
+    config = draw_config(rng, "muse_glimmer_text", rng.choice(["default", "linear"]))
+    types, theta = _draw_types(rng, 3), config["rope_parameters"]["rope_theta"]
+    turned = [theta if kind == "sliding_attention" else 0 for kind in types]
+    config |= {"num_hidden_layers": 3, "layer_types": types, "layer_rope_theta": turned, "post_norm_eps": 1e-8}
+    return config
 
 
 def _draw_types(rng: random.Random, num_layers: int) -> list[str]:
@@ -417,6 +452,8 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
     hf_config._attn_implementation = "eager"
     if "text_config" in config:
         model = getattr(transformers, config["architectures"][0])._from_config(hf_config, attn_implementation="eager")
+    elif config["model_type"] == "muse_glimmer_text":
+        model = MuseGlimmerForCausalLM._from_config(hf_config, attn_implementation="eager")
     else:
         auto = transformers.AutoModelForCausalLM
         model = auto.from_config(hf_config, attn_implementation="eager", experts_implementation="eager")
@@ -427,7 +464,9 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
             if parameter.ndim == 1 and "norm" in name:
                 mean = 2.0 if any(part in name for part in ("q_norm", "k_norm", "q_layer", "k_layer")) else 1.0
                 is_plus_one = "linear_num_key_heads" in config and "linear_attn" not in name
-                mean -= is_plus_one or config["model_type"].startswith("gemma")  # to which 1 is added
+                is_plus_one |= config["model_type"].startswith("gemma")
+                is_plus_one |= config["model_type"].startswith("muse") and "layernorm" in name
+                mean -= is_plus_one  # to which 1 is added
                 parameter.copy_(mean + 0.3 * noise)
             elif name.endswith("A_log"):  # rates of decay from 0.01 to 16
                 parameter.copy_(torch.log(0.01 + 16 * torch.rand(parameter.shape, generator=generator)))

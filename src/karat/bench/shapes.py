@@ -20,7 +20,7 @@ from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
-from karat.convert.conversion import long_rope, own_tensors, rope_factors
+from karat.convert.conversion import own_tensors, rope_factors, stated_tensors
 from karat.convert.metadata import model_pairs, rope_of
 from karat.convert.mix import MIXES, is_router, type_of
 from karat.errors import UsageError
@@ -86,7 +86,7 @@ def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCh
     tensors = own_tensors(config, weights, lambda weight: weight.dtype, weights.__getitem__)
     if rope_of(config).rope_type == "llama3":
         tensors.append(rope_factors(config))
-    tensors += long_rope(config)
+    tensors += stated_tensors(config)
     write_gguf(path, [*model_pairs(config, path.stem), ("general.file_type", scalar("UINT32", 0))], tensors)
     return open_gguf(path)
 

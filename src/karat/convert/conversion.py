@@ -112,7 +112,7 @@ def convert(
         done += report.num_bytes
     if rope_of(config).rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
-    tensors += long_rope(config)
+    tensors += stated_tensors(config)
     pairs, warnings = _pairs(source, config, with_sampling=with_sampling)
     pairs = with_template(pairs, source)
     is_quantised = any(report.dtype in FORMATS for report in reports)
@@ -307,10 +307,15 @@ def rope_factors(config: ModelConfig) -> NewTensor:
     return NewTensor(ROPE_FACTORS, "F32", factors.shape, lambda: [factors.view(np.uint8)])
 
 
-def long_rope(config: ModelConfig) -> list[NewTensor]:
-    """The tensors with the factors of a longrope, of which a model of another RoPE has none."""
-    stated = FAMILIES[config.model_type].gguf.rope_factors(config)
-    arrays = {name: np.array(factors, "<f4") for name, factors in stated.items()}
+def stated_tensors(config: ModelConfig) -> list[NewTensor]:
+    """The tensors that hold numbers of the configuration: factors of a longrope, and what a form says is `repeated`."""
+    form, arrays = FAMILIES[config.model_type].gguf, {}
+    for name, factors in form.rope_factors(config).items():
+        arrays[name] = np.array(factors, "<f4")
+    for layer, shape in enumerate(config.shapes):
+        for stored, key in form.repeated.items():
+            number = 1.0 if key is None else getattr(config, key)
+            arrays[f"blk.{layer}.{stored}.weight"] = np.full(shape.head_dim, number, "<f4")
     return [NewTensor(name, "F32", each.shape, partial(list, [each.view(np.uint8)])) for name, each in arrays.items()]
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from karat.config import LayerShape
 from karat.kv.groups import Keys
-from karat.layers.linear import RowParallelLinear
+from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.mixer import Mixer, RopeTables, Rotation
-from karat.layers.norm import RMSNorm
+from karat.layers.norm import RMSNorm, RowLayer, UnitNorm
 from karat.layers.place import Place
-from karat.layers.shards import Cut, own_groups, own_heads, own_kv_heads
+from karat.layers.shards import Cut, own_groups, own_heads, own_kv_heads, rows_of
 from karat.ops.api import Cache, Ops, Step, Tensor
 from karat.ranks.group import SINGLE
 
@@ -20,8 +20,9 @@ class Attention(Mixer):
     With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation, or all of them together
     (`norms_all_heads`; every rank then computes the whole attention). Scores are multiplied by `scale`, or else by
     head_dim^-½, and bounded by a `cap`. With `has_sinks` each head has a sink (both: `PagedAttention`). With `gated`
-    q_proj has for each head rows of q and then those of a gate, whose sigmoid multiplies what o_proj reads. `plus_one`
-    is of the norms of q and k.
+    q_proj has for each head rows of q and then those of a gate, whose sigmoid multiplies what o_proj reads; with
+    `gate_proj` the gate has a matrix of its own. `plus_one` is of the norms of q and k; with `q_factor` they have no
+    weights, and q is multiplied by that.
     `heads` and `kv_heads` are this rank's.
     """
 
@@ -39,7 +40,9 @@ class Attention(Mixer):
         cap: float | None = None,
         has_sinks: bool = False,
         gated: bool = False,
+        gate_proj: bool = False,
         plus_one: bool = False,
+        q_factor: float | None = None,
     ) -> None:
         self.name = place.name
         if norms_all_heads:
@@ -68,11 +71,24 @@ class Attention(Mixer):
         if shape.rope is not None:  # of q and of k
             self.rotations = (Rotation(shape.rope, rotary_dim, shape.growth), Rotation(shape.rope, rotary_dim))
         self._groups = own_groups(num_heads, num_kv_heads, unit, group)
+        self.gate_proj: ColumnParallelLinear | None = None
+        if gate_proj:
+            pieces = (rows_of(self.heads, head_dim),) if group.size > 1 else None
+            at = place / "gate_proj"
+            self.gate_proj = ColumnParallelLinear(at, num_heads * head_dim, hidden_size, bias=False, pieces=pieces)
         normed = (num_heads * head_dim, num_kv_heads * head_dim) if norms_all_heads else (head_dim, head_dim)
-        self.q_norm, self.k_norm = (
-            None if qk_norm_eps is None else RMSNorm(place / f"{part}_norm", size, qk_norm_eps, plus_one=plus_one)
-            for part, size in zip(("q", "k"), normed, strict=True)
-        )
+        self.q_norm: RowLayer | None = None
+        self.k_norm: RowLayer | None = None
+        if qk_norm_eps is not None and q_factor is not None:
+            self.q_norm, self.k_norm = (
+                UnitNorm(f"{self.name}.{part}_normed", head_dim, qk_norm_eps, factor)
+                for part, factor in (("q", q_factor), ("k", 1.0))
+            )
+        elif qk_norm_eps is not None:
+            self.q_norm, self.k_norm = (
+                RMSNorm(place / f"{part}_norm", size, qk_norm_eps, plus_one=plus_one)
+                for part, size in zip(("q", "k"), normed, strict=True)
+            )
         self.o_proj = RowParallelLinear(
             place / "o_proj", hidden_size, num_heads * head_dim, bias=o_bias, whole=head_dim
         )
@@ -80,7 +96,7 @@ class Attention(Mixer):
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
         q, k, v = self.qkv(ops, x)
-        gate = None
+        gate = None if self.gate_proj is None else self.gate_proj(ops, x)
         if self._gated:
             num_heads = self.heads[1] - self.heads[0]
             shapes = ((num_heads, self._head_dim), (num_heads * self._head_dim,))

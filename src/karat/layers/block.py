@@ -9,20 +9,12 @@ parts side by side                 Block(name, Branch(norm, mixer)), where the m
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from karat.kv.groups import Keep
 from karat.layers.mixer import Mixer, RopeTables, Rotation
+from karat.layers.norm import RowLayer
 from karat.layers.shards import Cut
 from karat.ops.api import Cache, Ops, Step, Tensor
-
-
-class RowLayer(Protocol):
-    """A layer that computes each row alone, as a norm does."""
-
-    name: str
-
-    def __call__(self, ops: Ops, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,17 @@
-"""RMSNorm (arXiv 1910.07467)."""
+"""RMSNorm (arXiv 1910.07467), and what else changes each row by itself."""
+
+from typing import Protocol
 
 from karat.layers.place import Place
 from karat.ops.api import Loaded, Ops, Tensor
+
+
+class RowLayer(Protocol):
+    """A layer that computes each row alone, as a norm does."""
+
+    name: str
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor: ...
 
 
 class RMSNorm:
@@ -17,3 +27,17 @@ class RMSNorm:
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self._eps, plus_one=self._plus_one, name=self.name)
+
+
+class UnitNorm:
+    """x / sqrt(mean(x²) + eps) over the last axis of x, of length `size`: an RMSNorm without a weight.
+
+    The result is multiplied by `factor`.
+    """
+
+    def __init__(self, name: str, size: int, eps: float, factor: float = 1.0) -> None:
+        self.name = name
+        self._eps, self._factor = eps * size, size**0.5 * factor
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        return ops.l2_norm(x, self._eps, self._factor, name=self.name)

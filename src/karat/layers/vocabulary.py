@@ -1,5 +1,6 @@
 """The two ends of a model, embedding and head. Their weights have a row for each token id, and ranks share the rows."""
 
+from karat.layers.norm import UnitNorm
 from karat.layers.place import Place
 from karat.layers.shards import Piece, part, vocab_ends
 from karat.ops.api import Loaded, Ops, Step, Tensor
@@ -10,19 +11,29 @@ class VocabParallelEmbedding:
     """The rows [tokens, hidden] of a table [vocab, hidden] by token id.
 
     Each rank looks up the rows it holds; the owner's row is copied to the others. Nothing is added. With `scale` they
-    are multiplied by it, and recorded as `name_scaled`. With `is_head` a tied head uses the table, too.
+    are multiplied by it, and recorded as `name_scaled`; with `norm_eps` they are normalised, without a weight, and
+    recorded as `name_normed`. With `is_head` a tied head uses the table, too.
     """
 
     def __init__(
-        self, place: Place, vocab_size: int, hidden_size: int, *, is_head: bool, scale: float | None = None
+        self,
+        place: Place,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        is_head: bool,
+        scale: float | None = None,
+        norm_eps: float | None = None,
     ) -> None:
         self.name = place.name
         self._scale = scale
+        self._norm = None if norm_eps is None else UnitNorm(f"{place.name}_normed", hidden_size, norm_eps)
         self.share, pieces = _shared_out(vocab_size, place.group)
         self.weight: Loaded = place.weight(vocab_size, hidden_size, shard_axis=0, pieces=pieces, gathered=not is_head)
 
     def __call__(self, ops: Ops, step: Step) -> Tensor:
         x = ops.embedding(step, self.weight, share=self.share, name=self.name)
+        x = x if self._norm is None else self._norm(ops, x)
         return x if self._scale is None else ops.scale(x, self._scale, name=f"{self.name}_scaled")
 
 

@@ -74,6 +74,7 @@ def embedding(root: Place, config: ModelConfig) -> VocabParallelEmbedding:
         config.hidden_size,
         is_head=config.tie_word_embeddings,
         scale=_ends(config).embedding_scale,
+        norm_eps=_ends(config).embedding_eps,
     )
 
 

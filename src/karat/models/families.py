@@ -18,6 +18,8 @@ from karat.models import (
     mistral,
     mistral3,
     mixtral,
+    muse_glimmer,
+    muse_glimmer_text,
     olmo2,
     olmo3,
     olmoe,
@@ -51,6 +53,7 @@ FAMILIES: Mapping[str, Family[Any]] = {
         ministral3.FAMILY,
         mistral.FAMILY,
         mixtral.FAMILY,
+        muse_glimmer_text.FAMILY,
         olmo2.FAMILY,
         olmo3.FAMILY,
         olmoe.FAMILY,
@@ -68,5 +71,12 @@ FAMILIES: Mapping[str, Family[Any]] = {
 }
 COMPOSITES: Mapping[str, Composite] = {
     composite.model_type: composite
-    for composite in (gemma3.COMPOSITE, mistral3.COMPOSITE, qwen3_5.COMPOSITE, qwen3_5_moe.COMPOSITE, voxtral.COMPOSITE)
+    for composite in (
+        gemma3.COMPOSITE,
+        mistral3.COMPOSITE,
+        muse_glimmer.COMPOSITE,
+        qwen3_5.COMPOSITE,
+        qwen3_5_moe.COMPOSITE,
+        voxtral.COMPOSITE,
+    )
 }

@@ -24,11 +24,12 @@ _ALIKE = {"silu": ("silu", "swish"), "gelu_pytorch_tanh": ("gelu_pytorch_tanh",)
 class Ends:
     """The numbers by which the embedding's rows, and what the head reads, are multiplied, and the cap of logits.
 
-    None is no multiplication, and no cap. The last norm is called `norm`; with `norm_plus_one` it multiplies by 1 +
-    weight.
+    None is no multiplication, and no cap. With `embedding_eps` the embedding's rows are normalised, without a weight.
+    The last norm is called `norm`; with `norm_plus_one` it multiplies by 1 + weight.
     """
 
     embedding_scale: float | None = None
+    embedding_eps: float | None = None
     head_scale: float | None = None
     head_cap: float | None = None
     norm: str = "model.norm"

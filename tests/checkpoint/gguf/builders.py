@@ -138,6 +138,9 @@ def paired(weight: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
+_NAMED_ALIKE = {"muse-glimmer": "afmoe"}  # an architecture whose tensors have the same names
+
+
 def write_model(
     path: Path, config: Mapping[str, Any], weights: Mapping[str, NDArray[np.float32]], *, split: int | None = None
 ) -> None:
@@ -149,13 +152,14 @@ def write_model(
         "ministral3": "mistral3",
         "mistral": "llama",
         "mixtral": "llama",
+        "muse_glimmer_text": "muse-glimmer",
         "olmo3": "olmo2",
         "qwen3_5_moe_text": "qwen35moe",
         "qwen3_5_text": "qwen35",
         "qwen3_next": "qwen3next",
     }
     arch = named.get(family, family).replace("_moe", "moe")
-    is_paired = arch in ("granite", "llama", "mistral3", "smollm3")
+    is_paired = arch in ("granite", "llama", "mistral3", "muse-glimmer", "smollm3")
     options = {} if split is None else {"split_max_tensors": split}
     writer = gguf.GGUFWriter(path, arch, **options)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -207,6 +211,15 @@ def write_model(
             if cap := config.get(key):
                 add(cap)
         weights = {name: each + np.float32("norm" in name) for name, each in weights.items()}
+    if family == "muse_glimmer_text":  # after llama.cpp's converter: the gguf package does not know the architecture
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+        writer.add_logit_scale(config["output_multiplier"])
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+        weights = {name: each + np.float32("layernorm" in name) for name, each in weights.items()}
+        for layer in range(config["num_hidden_layers"]):
+            for part, factor in (("q", config["qk_scale_factor"]), ("k", 1.0)):
+                weights[f"model.layers.{layer}.self_attn.{part}_norm.weight"] = np.full(head_dim, factor, np.float32)
     if "linear_num_key_heads" in config:
         key_heads, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
         writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
@@ -231,7 +244,7 @@ def write_model(
         if size := config.get("shared_expert_intermediate_size"):
             writer.add_expert_shared_feed_forward_length(size)
         weights = stacked(weights)
-    (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == _NAMED_ALIKE.get(arch, arch))
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for name, weight in weights.items():
         stored = weight[0] if "shared_expert_gate" in name else weight  # one row is a vector

@@ -50,7 +50,7 @@ from tests.support.calls import count_calls
 from tests.support.drawn import examples
 
 HYBRIDS = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-STORED_OTHERWISE = ("gemma2", "gemma3_text", *HYBRIDS)  # files do not store what folders do
+STORED_OTHERWISE = ("gemma2", "gemma3_text", "muse_glimmer_text", *HYBRIDS)  # files do not store what folders do
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 F32_TYPE = np.dtype(np.float32)
 
@@ -236,9 +236,12 @@ class TestSameModel:
         from tests.support import forward, random_models
 
         rng = random.Random(f"{family} {seed}")
-        raw = (
-            random_models.draw_gemma_of_gguf(rng, family) if family.startswith("gemma") else _hybrid(rng, family, seed)
-        )
+        if family == "muse_glimmer_text":
+            raw = random_models.draw_muse_glimmer_of_gguf(rng)
+        elif family.startswith("gemma"):
+            raw = random_models.draw_gemma_of_gguf(rng, family)
+        else:
+            raw = _hybrid(rng, family, seed)
         hf = random_models.build(raw, seed)
         weights = {name: each.detach().numpy() for name, each in hf.state_dict().items()}
         if raw["tie_word_embeddings"]:

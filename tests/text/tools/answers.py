@@ -47,6 +47,17 @@ def _harmony(calls: list[Call]) -> str:
     return "<|call|><|start|>assistant".join(map(one, calls))
 
 
+def _atem(calls: list[Call]) -> str:
+    def one(call: Call) -> str:
+        given = "".join(
+            f'<atem:parameter name="{key}">{json.dumps(value)}</atem:parameter>\n' for key, value in call[1].items()
+        )
+        inner = f'<atem:invoke name="{call[0]}">\n{given}</atem:invoke>'
+        return f" to={call[0]}<|message|><atem:function_calls>\n{inner}\n</atem:function_calls>"
+
+    return "<|eom|><|start|>assistant".join(map(one, calls))
+
+
 # Every format in the way models of the family write it.
 WRITERS = {
     "hermes": _tagged,
@@ -61,6 +72,7 @@ WRITERS = {
     "olmo": lambda calls: (
         "<function_calls>" + "\n".join(_pythonic([call])[1:-1] for call in calls) + "</function_calls>"
     ),
+    "atem": _atem,
     "harmony": _harmony,
 }
 

@@ -37,6 +37,7 @@ KNOWN = {
     "LFM2-8B-A1B": "lfm2",
     "LFM2.5-8B-A1B": "lfm2",
     "LFM2.5-Instruct": "lfm2",
+    "muse-glimmer": "atem",
     "openai-gpt-oss-120b": "harmony",
 }
 CALL = {"name": "get_weather", "arguments": {"city": "Oslo \"'}]", "days": [1, 2.5], "sure": True}}

@@ -9,7 +9,7 @@ from pathlib import Path
 from karat.bench.peers.api import PeerModel
 from karat.checkpoint import Weight, requantized_type
 from karat.checkpoint.gguf.writer import numbers, scalar, string, strings, write_gguf
-from karat.convert.conversion import long_rope, own_tensors, rope_factors
+from karat.convert.conversion import own_tensors, rope_factors, stated_tensors
 from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
 from karat.convert.mix import MIXES
 from karat.errors import ConfigError, UsageError
@@ -34,7 +34,7 @@ def write_peer_file(path: Path, model: PeerModel) -> None:
     embedding = next(tensor for tensor in tensors if tensor.name == "token_embd.weight")
     if rope_of(config).rope_type in ("llama3", "factors"):
         tensors.append(rope_factors(config))
-    tensors += long_rope(config)
+    tensors += stated_tensors(config)
     if embedding.dtype in MIXES:  # otherwise it is a mix, or no type at all
         pairs.append(("general.file_type", scalar("UINT32", MIXES[embedding.dtype].file_type)))
     pairs.append(("general.quantization_version", scalar("UINT32", 2)))

@@ -30,6 +30,7 @@ from karat.check.record.hf_modules import (
     part_or_none,
     reader_of_residual,
     refuse_other_modules,
+    require_text_model,
     scales_itself,
 )
 from karat.check.record.hf_observers import SoftmaxObserver, rows_seen
@@ -82,6 +83,7 @@ def load_hf(path: str, dtype: FloatName | None = None) -> Any:
     wanted = {name: kind for kind, name in _DTYPES.items()}[dtype or "float32"]
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     config._experts_implementation = "eager"  # grouped products take no matrix of odd size
+    require_text_model(config.get_text_config())
     kind = AutoModelForCausalLM if config.get_text_config() is config else AutoModelForImageTextToText
     model, loaded = kind.from_pretrained(
         path,

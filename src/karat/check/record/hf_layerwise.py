@@ -13,7 +13,7 @@ import torch
 
 from karat.check.record.hf import Recorder
 from karat.check.record.hf_files import HfFiles
-from karat.check.record.hf_modules import name_in, refuse_other_modules, scales_itself
+from karat.check.record.hf_modules import name_in, refuse_other_modules, require_text_model, scales_itself
 from karat.check.trace.format import Array
 from karat.check.trace.selection import EVERYTHING
 
@@ -29,6 +29,7 @@ def run_layerwise(
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True).get_text_config()
     config._experts_implementation = "eager"  # grouped products take no matrix of odd size
+    require_text_model(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False

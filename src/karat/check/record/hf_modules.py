@@ -94,6 +94,17 @@ def scales_itself(embedding: Any) -> bool:
     return hasattr(embedding, "embed_scale")
 
 
+def require_text_model(config: Any) -> None:
+    """ExecutorError where transformers has the text model of this configuration as a part of another alone."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ExecutorError(
+            f"transformers has no text model of the type {config.model_type} by itself; compare with the reference, or "
+            "with llama.cpp on a GGUF file"
+        )
+
+
 def other_modules(model: Any, why: object) -> ExecutorError:
     return ExecutorError(
         f"{type(model).__name__}: {why}; traces are made of models whose modules are named as Llama's are, or LFM2's"

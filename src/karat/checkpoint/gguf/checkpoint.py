@@ -22,6 +22,7 @@ from karat.checkpoint.gguf.config import (
 from karat.checkpoint.gguf.form import LONG_ROPE, ROPE_FACTORS, GgufForm
 from karat.checkpoint.gguf.header import MAX_TENSORS, GgufHeader, TensorInfo, read_header
 from karat.checkpoint.gguf.layers import one_for_all_layers, read_layers
+from karat.checkpoint.gguf.repeated import read_repeated
 from karat.checkpoint.gguf.sampling import read_sampling
 from karat.checkpoint.gguf.values import Metadata
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
@@ -68,9 +69,9 @@ class GgufCheckpoint:
 def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> GgufCheckpoint:
     """Opens and checks a GGUF model of one of the families in `forms` (by model_type).
 
-    `path` is a file, or the first part of a split; the other parts are in the same folder. Reads the headers and the
-    RoPE factors, no weight. Raises ConfigError for an unsupported model, UsageError for overrides that do not fit it,
-    CheckpointError for everything else.
+    `path` is a file, or the first part of a split; the other parts are in the same folder. Reads the headers, the
+    RoPE factors and tensors that repeat a number. Raises ConfigError for an unsupported model, UsageError for overrides
+    that do not fit it, CheckpointError for everything else.
     """
     headers = _read_parts(path)
     metadata, settled = override(headers[0].metadata, overrides.hf_overrides)
@@ -88,11 +89,12 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
         layers = read_layers(metadata, form.architecture)
         layers.check(stored, form.architecture)
         used, unused = set_aside(stored, layers.part_of)
+        once = read_repeated(used, form)
         weights = _named(path, used, form)
         arch = form.architecture
         free = {f"{arch}.{key}": name for key, name in form.by_layer.items()}
         numbers, different = one_for_all_layers(metadata, known_keys(arch), layers, free)
-        stated = read_config(numbers, model_type, form, layers, weights, factors, long_rope) | different
+        stated = read_config(numbers, model_type, form, layers, weights, factors, long_rope) | different | once
         config = overrides.of_config(stated, settled)
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault

@@ -71,6 +71,8 @@ class GgufForm(Generic[C]):
     bare: Hugging Face names that are those of tensors, without `.weight`.
     whole_names: of a layer's tensors whose GGUF name does not end in `.weight`, GGUF's name -> Hugging Face's.
     top: tensors of no layer that only this architecture has, GGUF's name -> Hugging Face's.
+    repeated: tensors of each layer with as many numbers as a head, which are all one, by their GGUF name: config.json's
+        key of that number, which is the same in all layers; None: it is 1. A model has no such weights.
     own_keys: keys of the architecture that `own_config` reads, or that change nothing; `written` are their numbers,
         and lists of one number, or truth value, a layer.
     turns_part: whether RoPE may turn a part of a head, which `own_config` reads.
@@ -106,6 +108,7 @@ class GgufForm(Generic[C]):
     bare: tuple[str, ...] = ()
     whole_names: Mapping[str, str] = field(default_factory=dict)
     top: Mapping[str, str] = field(default_factory=dict)
+    repeated: Mapping[str, str | None] = field(default_factory=dict)
     own_keys: tuple[str, ...] = ()
     written: Callable[[C], Mapping[str, int | Sequence[int]]] = lambda _: {}
     turns_part: bool = False

@@ -160,7 +160,7 @@ def _stated_end_ids(
 
 def _message_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     form = asked_for(tokenizer.template_sources)
-    return _ids(tokenizer, () if form is None else form.message_ends)
+    return _ids(tokenizer, () if form is None or form.channels is None else (form.channels.message_end,))
 
 
 def _ids(tokenizer: Tokenizer, tokens: Collection[str]) -> frozenset[int]:
@@ -203,7 +203,9 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     marks = {i for i, token in tokenizer.added_tokens.items() if not token.isspace() and not token.isalnum()}
     ends = frozenset(first) & (tokenizer.special_ids | marks)
     form = asked_for(tokenizer.template_sources)
-    return ends if form is None else (ends | _ids(tokenizer, form.turn_ends)) - _ids(tokenizer, form.message_ends)
+    if form is None or form.channels is None:
+        return ends
+    return (ends | _ids(tokenizer, form.channels.turn_ends)) - _ids(tokenizer, (form.channels.message_end,))
 
 
 def _possible_words(words: object, end_ids: Collection[int]) -> dict[str, object]:

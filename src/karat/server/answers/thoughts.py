@@ -41,7 +41,8 @@ class ThoughtsInChannels:
 
     def __init__(self, form: ToolFormat, begun: str, tokenizer: Tokenizer) -> None:
         self.num = 0
-        self._reader = ChannelReader(CallFinder(form, ()), begun)
+        assert form.channels is not None
+        self._reader = ChannelReader(form.channels, CallFinder(form, ()), begun)
         self._tokenizer = tokenizer
         self._num_unsure = 0  # tokens of a header, which may be one of analysis
 

@@ -7,7 +7,7 @@ from typing import Any
 from karat.engine.requests.passed import stated
 from karat.request import shown
 from karat.server.errors import invalid
-from karat.text.tools.dialect import Dialect
+from karat.text.tools.dialect import LEVELS, Dialect
 
 # What the template is called with, which its variables may not replace.
 _RESERVED = frozenset(
@@ -72,12 +72,13 @@ def with_efforts(
     made: dict[str, Any] = {}
     unheeded = []
     levels = dialect.form.efforts if dialect.form is not None else ()
+    by_level = next((name for name in LEVELS if name in dialect.variables), None)
     for effort in efforts:
         wants = effort.level != "none"
         value: object
         is_level = effort.level in levels if levels else effort.level != "on"
-        if "reasoning_effort" in dialect.variables and is_level:
-            name, value = "reasoning_effort", effort.level
+        if by_level is not None and is_level:
+            name, value = by_level, effort.level
         elif "enable_thinking" in dialect.variables and effort.switches:
             name, value = "enable_thinking", wants
         elif effort.switches and wants == dialect.reasons and (not levels or effort.level == "on"):

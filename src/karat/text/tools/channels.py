@@ -1,31 +1,17 @@
-"""ChannelReader: parts of an answer of messages in channels (`karat.text.tools.harmony`), as its text comes."""
+"""ChannelReader: parts of an answer that is a row of messages (`Channels`), as its text comes."""
 
 from karat.text.tools.calls import CallFinder
 from karat.text.tools.events import Event, Reasoning, Text
-from karat.text.tools.format import Reading, literal, space
-from karat.text.tools.harmony import (
-    CALL,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    MESSAGE,
-    RETURN,
-    ROLE,
-    START,
-    THOUGHT,
-    channel_of,
-    recipient_of,
-)
+from karat.text.tools.format import MESSAGE, ROLE, START, Channels, Reading, literal, space
 from karat.text.tools.values import SPACE, MalformedError
 
-_ENDS, _BEGINS, _INNER = (END, CALL, RETURN), (START, CHANNEL), (CHANNEL, CONSTRAIN, MESSAGE)
 _TO = "to="
 _MAX_HEADER = 256  # characters; a tool's name has up to 128
 _BETWEEN = "\n\n"  # texts of two messages, or thoughts
 
 
 class ChannelReader:
-    """Analysis is reasoning, a message to a tool is a call, which `finder` reads, and any other is text.
+    """What `channels` say: a message is reasoning, or a call of a tool, which `finder` reads; any other is text.
 
     A message ends where the next one begins, or the answer. Marks elsewhere are text, and so is an answer, up to the
     first header, that begins with none. A header that the end of the answer cuts is dropped. Texts of several messages
@@ -33,8 +19,9 @@ class ChannelReader:
     Each character is looked at a bounded number of times.
     """
 
-    def __init__(self, finder: CallFinder, begun: str = "") -> None:
+    def __init__(self, channels: Channels, finder: CallFinder, begun: str = "") -> None:
         self.in_reasoning = False
+        self._channels = channels
         self._finder = finder
         self._in_call = False
         self._run: list[str] = []  # of the open message, not yet told
@@ -43,7 +30,7 @@ class ChannelReader:
         self._events: list[Event] = []
         self._held: list[str] = []  # what is read of a header, and the mark before it
         self._reading: Reading[str] | None = None
-        self._read_header(_first_header())
+        self._read_header(_first_header(self._channels))
         self.feed(begun)
 
     @property
@@ -60,7 +47,7 @@ class ChannelReader:
     def finish(self) -> list[Event]:
         """The rest, at the end of the answer."""
         held = "".join(self._held)
-        if not held.lstrip(SPACE).startswith((*_ENDS, *_BEGINS, _TO)):
+        if not held.lstrip(SPACE).startswith((*self._channels.ends, START, *self._channels.first, _TO)):
             self._run.append(held)
         self._reading, self._held = None, []
         events = self._take()
@@ -75,7 +62,7 @@ class ChannelReader:
             if char != "<":
                 self._run.append(char)
                 return
-            self._read_header(_next_header())
+            self._read_header(_next_header(self._channels))
         assert self._reading is not None
         self._held.append(char)
         try:
@@ -94,8 +81,8 @@ class ChannelReader:
         self._tell()
         if self._in_call:
             self._events += self._finder.finish()
-        self._in_call = bool(recipient_of(header))
-        self.in_reasoning = not self._in_call and channel_of(header) == THOUGHT
+        self._in_call = bool(self._channels.tool_of(header))
+        self.in_reasoning = not self._in_call and self._channels.is_thought(header)
         self._is_new = True
         if self._in_call:
             self._finder.open(header)
@@ -118,21 +105,21 @@ class ChannelReader:
         return events
 
 
-def _first_header() -> Reading[str]:
+def _first_header(channels: Channels) -> Reading[str]:
     """The header of the first message, of which the prompt may have the role."""
     char = yield from space()
     if char == _TO[0]:
         yield from literal(_TO, char)
-        return (yield from _rest(f" {_TO}"))
-    return (yield from _after(_BEGINS, char))
+        return (yield from _rest(f" {_TO}", channels))
+    return (yield from _after((START, *channels.first), char, channels))
 
 
-def _next_header() -> Reading[str]:
+def _next_header(channels: Channels) -> Reading[str]:
     """The end of a message, if it is marked, and the header of the next one. At the end of the answer it is over."""
-    return (yield from _after((*_ENDS, START), (yield)))
+    return (yield from _after((*channels.ends, START), (yield), channels))
 
 
-def _after(marks: tuple[str, ...], char: str) -> Reading[str]:
+def _after(marks: tuple[str, ...], char: str, channels: Channels) -> Reading[str]:
     """A header, without the role, from one of these marks on."""
     mark = ""
     while mark not in marks:
@@ -141,19 +128,20 @@ def _after(marks: tuple[str, ...], char: str) -> Reading[str]:
             raise MalformedError
         if mark not in marks:
             char = yield
-    if mark in _ENDS:
-        return (yield from _after(_BEGINS, (yield from space())))
+    if mark in channels.ends:
+        return (yield from _after((START, *channels.first), (yield from space()), channels))
     if mark == START:
         yield from literal(ROLE, (yield))
-    return (yield from _rest("" if mark == START else mark))
+    return (yield from _rest("" if mark == START else mark, channels))
 
 
-def _rest(text: str) -> Reading[str]:
+def _rest(text: str, channels: Channels) -> Reading[str]:
     """A header that begins with `text`, up to its last mark."""
+    marks = (*channels.inner, MESSAGE)
     while not text.endswith(MESSAGE):
         text += (char := (yield))
         inner = text[max(text.rfind("<"), 0) :]
-        is_mark = not inner.startswith("<") or any(inner.startswith(m) or m.startswith(inner) for m in _INNER)
+        is_mark = not inner.startswith("<") or any(inner.startswith(m) or m.startswith(inner) for m in marks)
         if char == "\n" or len(text) > _MAX_HEADER or not is_mark:
             raise MalformedError
     return text

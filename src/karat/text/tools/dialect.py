@@ -10,8 +10,7 @@ from karat.errors import TemplateError, UsageError
 from karat.text.chat_prompt import REASONING
 from karat.text.control_tokens import Written
 from karat.text.tokenizer import Tokenizer
-from karat.text.tools.format import ToolFormat
-from karat.text.tools.harmony import MESSAGE
+from karat.text.tools.format import MESSAGE, ToolFormat
 from karat.text.tools.history import apart, described, read_call, text_of, with_one_system
 from karat.text.tools.parser import AnswerParser
 from karat.text.tools.pythonic import written_value
@@ -96,10 +95,10 @@ class Dialect:
 
     def begun(self, prompt: str) -> str:
         """The header of the message that a rendered prompt has opened, but for its role; empty where it has none."""
-        if self.form is None or not self.in_channels:
+        if self.form is None or self.form.channels is None:
             return ""
         _, found, after = prompt.rpartition(self.form.marks[0])
-        if not found or any(mark in after for mark in (*self.form.message_ends, *self.form.turn_ends)):
+        if not found or any(mark in after for mark in self.form.channels.ends):
             return ""
         header, mark, _ = after.partition(MESSAGE)
         return header + mark
@@ -173,11 +172,13 @@ def written(form: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) ->
             given = written_parameters(shape, arguments)
         head, tail = (shape.opening, shape.closing) if shape.each else ("", "")
         head = (shape.separator if number else "") + head + shape.before
-        pieces += [(head, True), (name, False), (shape.between, True), (given, False), (shape.after + tail, True)]
+        named = [(name, False), (shape.again, True), (name, False)] if shape.again else [(name, False)]
+        pieces += [(head, True), *named, (shape.between, True), (given, False), (shape.after + tail, True)]
     return Written(*pieces, *([] if shape.each else [(shape.closing, True)]))
 
 
-_SWITCHES = frozenset({"enable_thinking", "reasoning_effort"})
+LEVELS = ("reasoning_effort", "reasoning_strength")  # variables that take how much a model is to reason
+_SWITCHES = frozenset({"enable_thinking", *LEVELS})
 
 
 def dialect_of(tokenizer: Tokenizer) -> Dialect:

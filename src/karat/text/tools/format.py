@@ -17,6 +17,8 @@ T = TypeVar("T")
 Reading = Generator[None, str, T]
 _NAME_CHAR = re.compile(r"[A-Za-z0-9_.-]")
 _ARGUMENTS = ("arguments", "parameters")
+START, ROLE, MESSAGE = "<|start|>", "assistant", "<|message|>"  # of answers in channels
+_RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 
 
 class Sink(Protocol):
@@ -46,9 +48,9 @@ class CallShape:
     """How a format writes calls, for the grammar that forces them.
 
     `opening` and `closing` stand around all calls, each call is `before`, its name, `between`, its arguments and
-    `after`, and calls are parted by `separator`. `each`: every call has its own opening and closing.
-    `keywords`: arguments are `name=value`. `parameter`: each argument stands between these, with its name between the
-    first two, and is bare text. Otherwise they are one JSON object.
+    `after`, and calls are parted by `separator`. With `again` that follows the name, and then the name again. `each`:
+    every call has its own opening and closing. `keywords`: arguments are `name=value`. `parameter`: each argument
+    stands between these, with its name between the first two, and is bare text. Otherwise they are one JSON object.
     """
 
     opening: str
@@ -58,13 +60,45 @@ class CallShape:
     separator: str
     closing: str = ""
     each: bool = False
+    again: str = ""
     keywords: bool = False
     parameter: tuple[str, str, str] | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
-        around = self.opening, self.before, self.between, self.after, self.separator, self.closing
+        around = self.opening, self.before, self.again, self.between, self.after, self.separator, self.closing
         return around + (self.parameter or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """How an answer that is a row of messages says what each of them is (`karat.text.tools.channels`).
+
+    A message is START, ROLE, the rest of its header, MESSAGE, and its text. `turn_ends` are the special tokens that end
+    an answer, `message_end` the one that ends a message and no answer. `first` are marks that begin a header whose role
+    the prompt has, or that is left out; `inner` are marks in a header. Of a header `tool_of` tells the tool that it
+    calls, or "", `is_thought` whether its text is reasoning, `is_answer` whether it may be the answer.
+
+    For the grammar of an answer: `before_call` is what stands before the arguments of a call of this tool, and `rules`
+    are `thought` and `last`, the headers of messages before the last one and of the answer, and what they need. It is
+    asked whether texts may come before the last message, and whether the answer has a form. Both get what makes terms
+    of texts.
+    """
+
+    turn_ends: tuple[str, ...]
+    message_end: str
+    first: tuple[str, ...]
+    inner: tuple[str, ...]
+    tool_of: Callable[[str], str]
+    is_thought: Callable[[str], bool]
+    is_answer: Callable[[str], bool]
+    before_call: Callable[[str, Callable[[str], str]], str]
+    rules: Callable[[bool, bool, Callable[[str], str]], dict[str, str]]
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What ends a message."""
+        return self.message_end, *self.turn_ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +109,8 @@ class ToolFormat:
     `read` reads calls after an opening, one of `marks` or of `at_start`. `hints` are texts of templates that ask for
     this format, for templates that write no calls themselves. `short_ids`: ids of calls have nine letters and digits.
 
-    `in_channels`: all of an answer has a form, which says what is reasoning, what is a call, and what is text
-    (`karat.text.tools.channels`). Then `turn_ends` are the special tokens that end an answer, `message_ends` those that
-    do not, and `efforts` are the levels of reasoning that such models know; any where none is listed.
+    `channels`: all of an answer has a form, which says what is reasoning, what is a call, and what is text. `efforts`
+    are the levels of reasoning that such models know; any where none is listed.
     """
 
     name: str
@@ -88,10 +121,19 @@ class ToolFormat:
     parted_by: str = ""
     hints: tuple[str, ...] = ()
     short_ids: bool = False
-    in_channels: bool = False
-    turn_ends: tuple[str, ...] = ()
-    message_ends: tuple[str, ...] = ()
+    channels: Channels | None = None
     efforts: tuple[str, ...] = ()
+
+    @property
+    def in_channels(self) -> bool:
+        """Whether all of an answer has a form."""
+        return self.channels is not None
+
+
+def recipient_of(header: str) -> str:
+    """Whom a message is for. Empty where the header, in neither of its places, names nobody."""
+    found = _RECIPIENT.search(header)
+    return found[1] if found else ""
 
 
 def space() -> Reading[str]:

@@ -17,8 +17,7 @@ from karat.request import StructuredOutputs, shown
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools import channel_grammar
 from karat.text.tools.dialect import Dialect
-from karat.text.tools.format import CallShape, ToolFormat
-from karat.text.tools.harmony import END
+from karat.text.tools.format import CallShape, Channels, ToolFormat
 from karat.text.tools.parameters import parameters
 from karat.text.tools.registry import FORMATS
 
@@ -106,7 +105,7 @@ class CallGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"structured_outputs: tool_calls={shown(text)}: {error}; leave it out", param="structured_outputs"
             ) from error
         form = FORMATS.get(found.form)
-        if form is None or not (found.tools or (form.in_channels and found.answer is not UNSET)):
+        if form is None or not (found.tools or (form.channels and found.answer is not UNSET)):
             raise RequestError(
                 f"structured_outputs: tool_calls: form={shown(found.form)} with {len(found.tools)} tools; expected one "
                 f"of {', '.join(FORMATS)} and a tool",
@@ -135,8 +134,8 @@ def lark_of(
     form = FORMATS[asked.form]
     terms = _Terms(tokenizer)
     rules = dict(_calls(asked, form, terms, checked, term, in_json)) if asked.tools else {}
-    if form.in_channels:
-        return _joined(rules | _in_channels(asked, terms, term))
+    if form.channels is not None:
+        return _joined(rules | _in_channels(asked, form.channels, terms, term))
     if asked.must_call:
         rules["body"] = "calls"
     elif (other := asked.other) is not None:
@@ -184,8 +183,8 @@ def _calls(
     shape = form.shape
     for number, tool in enumerate(asked.tools):
         head, tail = terms(shape.before + tool.name + shape.between), terms(shape.after)
-        if form.in_channels:
-            head = channel_grammar.head(tool.name, terms)
+        if form.channels is not None:
+            head = form.channels.before_call(tool.name, terms)
         yield f"call_{number}", f"{head} arguments_{number} {tail}"
         with _faults_of(tool):
             if tool.text is not UNSET:
@@ -216,14 +215,17 @@ def _faults_of(tool: Tool) -> Iterator[None]:
         raise RequestError(str(error), param=f"tools.{tool.name}") from error
 
 
-def _in_channels(asked: CallGrammar, terms: _Terms, term: Callable[[StructuredOutputs], str]) -> dict[str, str]:
+def _in_channels(
+    asked: CallGrammar, channels: Channels, terms: _Terms, term: Callable[[StructuredOutputs], str]
+) -> dict[str, str]:
     other = None if asked.must_call else asked.other
     return channel_grammar.messages(
+        channels,
         "calls" if asked.must_call else "either" if asked.tools else "answer",
         "" if asked.begun is UNSET else asked.begun,
         speaks=other is None,
         answer="" if other is None else term(other),
-        is_special=END in terms.special,
+        is_special=channels.message_end in terms.special,
         terms=terms,
     )
 

@@ -1,15 +1,28 @@
 """Harmony: gpt-oss' answers are messages, each in a channel; calls are messages to a tool."""
 
+import json
 import re
+from collections.abc import Callable
 
-from karat.text.tools.format import CallShape, Reading, Sink, ToolFormat, json_object, space
+from karat.text.tools.format import (
+    MESSAGE,
+    ROLE,
+    START,
+    CallShape,
+    Channels,
+    Reading,
+    Sink,
+    ToolFormat,
+    json_object,
+    recipient_of,
+    space,
+)
 
-START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+CHANNEL, CONSTRAIN = "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-ROLE, TOOLS = "assistant", "functions."
+TOOLS = "functions."
 THOUGHT, ASIDE, ANSWER = "analysis", "commentary", "final"  # the channels
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*([^\s<]*)")
-_RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 
 
 def channel_of(header: str) -> str:
@@ -18,18 +31,29 @@ def channel_of(header: str) -> str:
     return found[-1] if found else ""
 
 
-def recipient_of(header: str) -> str:
-    """Whom a message is for: a tool. Empty where the header, in neither of its places, names one."""
-    found = _RECIPIENT.search(header)
-    return found[1] if found else ""
-
-
 def _read(header: str, sink: Sink) -> Reading[None]:
     """The arguments of the call that a header begins."""
     char = yield from space()
     sink.begin(recipient_of(header).removeprefix(TOOLS))
     yield from json_object(char, sink)
     sink.end()
+
+
+def _before_call(tool: str, terms: Callable[[str], str]) -> str:
+    """Models name the tool on either side of the channel."""
+    to = json.dumps(f" to={TOOLS}{tool}")
+    channel, message = terms(CHANNEL), terms(MESSAGE)
+    return f"({to} {channel} thinking kind | {channel} thinking {to} kind) {message}"
+
+
+def _rules(speaks: bool, is_form: bool, terms: Callable[[str], str]) -> dict[str, str]:
+    channel, message = terms(CHANNEL), terms(MESSAGE)
+    return {
+        "thinking": f'"{THOUGHT}" | "{ASIDE}"',
+        "kind": f'"" | " json" | " "? {terms(CONSTRAIN)} "json"',
+        "thought": f"{channel} {'thinking' if speaks else json.dumps(THOUGHT)} {message}",
+        "last": f'{channel} "{ANSWER}" {"kind" if is_form else ""} {message}',
+    }
 
 
 HARMONY = ToolFormat(
@@ -44,8 +68,16 @@ HARMONY = ToolFormat(
     ),
     marks=(START + ROLE,),
     hints=(f"{START}{ROLE}{CHANNEL}{ANSWER}{MESSAGE}",),
-    in_channels=True,
-    turn_ends=(CALL, RETURN),
-    message_ends=(END,),
+    channels=Channels(
+        turn_ends=(CALL, RETURN),
+        message_end=END,
+        first=(CHANNEL,),
+        inner=(CHANNEL, CONSTRAIN),
+        tool_of=recipient_of,
+        is_thought=lambda header: channel_of(header) == THOUGHT,
+        is_answer=lambda header: channel_of(header) not in (THOUGHT, ASIDE),
+        before_call=_before_call,
+        rules=_rules,
+    ),
     efforts=("low", "medium", "high"),
 )

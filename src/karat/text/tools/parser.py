@@ -32,8 +32,8 @@ class AnswerParser:
     ) -> None:
         self._splitter: ReasoningSplitter | ChannelReader | None
         self._finder = None if form is None else CallFinder(form, tools, whole_calls=whole_calls, alone=calls_alone)
-        if self._finder is not None and form is not None and form.in_channels:
-            self._splitter, self._finder = ChannelReader(self._finder, begun), None
+        if self._finder is not None and form is not None and form.channels is not None:
+            self._splitter, self._finder = ChannelReader(form.channels, self._finder, begun), None
         else:
             self._splitter = None if tags is None else ReasoningSplitter(tags, is_open=is_open)
 

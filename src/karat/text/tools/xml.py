@@ -1,62 +1,84 @@
 """Calls as XML: Qwen3-Coder, Qwen 3.5 and Step, in <tool_call>, and Seed-OSS, in <seed:tool_call>.
 
 A value of a parameter is bare text. What its text means follows from the tool's schema (`karat.text.tools.bare`).
+`karat.text.tools.atem` has other tags.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from karat.text.tools.bare import as_json, kinds_of
 from karat.text.tools.format import CallShape, Reading, Sink, ToolFormat, literal, name, space
 from karat.text.tools.values import SPACE, MalformedError
 
-_FUNCTION, _PARAMETER, _END_PARAMETER, _END_FUNCTION = "<function=", "<parameter=", "</parameter>", "</function>"
 _MAX_SPACE = 64  # characters between a tag that ends a value and the next tag
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands before the names of functions and parameters, behind them, and at the ends of both.
+
+    `closing` ends all calls. `padded`: a line end at either end of a value may be of the tags around it.
+    """
+
+    function: str
+    parameter: str
+    behind_name: str
+    end_parameter: str
+    end_function: str
+    closing: str
+    padded: bool
 
 
 def xml_format(form: str, opening: str, closing: str, *, line_end: str) -> ToolFormat:
     """Calls between `opening` and `closing`, with a `line_end` around each value."""
 
+    tags = Tags("<function=", "<parameter=", ">", "</parameter>", "</function>", closing, padded=True)
+
     def read(begun: str, sink: Sink) -> Reading[None]:
-        if begun != _FUNCTION:
-            yield from literal(_FUNCTION, (yield from space()))
-        while True:
-            yield from _call(closing, sink)
-            found = yield from _tag((_FUNCTION, closing), (yield from space()), may_end=True)
-            if found != _FUNCTION:
-                return
+        if begun != tags.function:
+            yield from literal(tags.function, (yield from space()))
+        yield from calls(tags, sink)
 
     return ToolFormat(
         form,
         read,
         CallShape(
             opening=opening,
-            before="\n<function=",
+            before="\n" + tags.function,
             between=">\n",
-            after="</function>\n",
+            after=tags.end_function + "\n",
             separator="\n",
             closing=closing,
             each=True,
-            parameter=(_PARAMETER, ">" + line_end, line_end + _END_PARAMETER + "\n"),
+            parameter=(tags.parameter, ">" + line_end, line_end + tags.end_parameter + "\n"),
         ),
-        marks=(opening, _FUNCTION),  # models leave out the tag around a call
-        hints=(f"{opening}\n{_FUNCTION}", f"{opening}\\n{_FUNCTION}"),
+        marks=(opening, tags.function),  # models leave out the tag around a call
+        hints=(f"{opening}\n{tags.function}", f"{opening}\\n{tags.function}"),
     )
 
 
-def _call(closing: str, sink: Sink) -> Reading[None]:
+def calls(tags: Tags, sink: Sink) -> Reading[None]:
+    """One call or several, from the first one's name on, up to the tag that ends all, or the end of the answer."""
+    while True:
+        yield from _call(tags, sink)
+        found = yield from _tag((tags.function, tags.closing), (yield from space()), may_end=True)
+        if found != tags.function:
+            return
+
+
+def _call(tags: Tags, sink: Sink) -> Reading[None]:
     """A call from its name on, up to the tag that ends it."""
     called, char = yield from name((yield))
-    yield from literal(">", char)
+    yield from literal(tags.behind_name, char)
     schema = sink.begin(called)
-    found = yield from _tag((_PARAMETER, _END_FUNCTION), (yield from space()))
+    found = yield from _tag((tags.parameter, tags.end_function), (yield from space()))
     before = "{"
-    while found == _PARAMETER:
-        key = yield from _key()
-        found = yield from _value(
-            f"{before}{json.dumps(key, ensure_ascii=False)}: ", kinds_of(schema, key), closing, sink
-        )
+    while found == tags.parameter:
+        key = yield from _key(tags.behind_name)
+        found = yield from _value(f"{before}{json.dumps(key, ensure_ascii=False)}: ", kinds_of(schema, key), tags, sink)
         before = ", "
     if before == "{":
         sink.write(before)
@@ -76,16 +98,17 @@ def _tag(tags: Sequence[str], char: str, *, may_end: bool = False) -> Reading[st
     return text
 
 
-def _key() -> Reading[str]:
-    found: list[str] = []
-    while (char := (yield)) != ">":
+def _key(behind: str) -> Reading[str]:
+    found = ""
+    while not found.endswith(behind):
+        char = yield
         if not char or char in "<\n" or len(found) > 256:
             raise MalformedError
-        found.append(char)
-    return "".join(found)
+        found += char
+    return found.removesuffix(behind)
 
 
-def _value(before: str, kinds: frozenset[str], closing: str, sink: Sink) -> Reading[str]:
+def _value(before: str, kinds: frozenset[str], tags: Tags, sink: Sink) -> Reading[str]:
     """A value, written after `before`, and the tag that follows it: another parameter's, or the end of the call.
 
     Texts are told as they come. A value ends at a closing tag that such a tag follows: any other is part of the value.
@@ -107,12 +130,12 @@ def _value(before: str, kinds: frozenset[str], closing: str, sink: Sink) -> Read
         char = yield
         if not char:
             raise MalformedError
-        if is_first and char == "\n":
+        if is_first and char == "\n" and tags.padded:
             is_first = False
             continue
         is_first = False
         held += char
-        while held and (end := _end_in(held, closing)) is None:
+        while held and (end := _end_in(held, tags)) is None:
             take(held[0])
             held = held[1:]
         if held and end:
@@ -122,10 +145,13 @@ def _value(before: str, kinds: frozenset[str], closing: str, sink: Sink) -> Read
     return end
 
 
-def _end_in(held: str, closing: str) -> str | None:
+def _end_in(held: str, tags: Tags) -> str | None:
     """The tag after the end of a value with which `held` ends; "" where it may be one, None where it is none."""
-    text = held.removeprefix("\n")
-    for tag, nexts in ((_END_PARAMETER, (_PARAMETER, _END_FUNCTION)), (_END_FUNCTION, (closing,))):
+    text = held.removeprefix("\n") if tags.padded else held
+    for tag, nexts in (
+        (tags.end_parameter, (tags.parameter, tags.end_function)),
+        (tags.end_function, (tags.closing,)),
+    ):
         if tag.startswith(text):
             return ""
         if not text.startswith(tag):
@@ -136,7 +162,7 @@ def _end_in(held: str, closing: str) -> str | None:
             return None
         for follows in nexts:
             if after == follows:
-                return _END_FUNCTION if tag == _END_FUNCTION else follows
+                return tags.end_function if tag == tags.end_function else follows
             if follows.startswith(after):
                 return ""
     return None
