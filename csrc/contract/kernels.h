@@ -315,6 +315,12 @@ struct Kernels {
 // Kernels may read up to so many bytes past the end of the digits of all rows; the values are not used.
 inline constexpr std::size_t kDigitSlack = 1024;
 
+// Where the digits of a row go: `out` has those of a layer of so many rows, and this is row `row` of them.
+struct DigitsPlace {
+    std::uint8_t* out;
+    std::size_t rows, row;
+};
+
 // Linear layers on block formats, with x as integers (activations.h). For each sub-block, in order within a leaf:
 //   part = float(sum of code * q)                                                            int8, int16
 //   part = fma(float(sum of code * first digit), 65536, float(sum of code * the rest))       int24
@@ -335,6 +341,11 @@ struct IntegerKernels {
     // Rows first … last - 1 of x [rows, columns] as digits. `out` has room for all rows.
     void (*quantise)(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
                      std::size_t last, std::uint8_t* out);
+
+    // A row x [columns] as digits in several layers, each as `quantise` writes it. It is rounded once, but where layers
+    // of a few rows are another build's: there once more. Changes the order of `places`.
+    void (*quantise_row)(Activations activations, const float* x, std::size_t columns, DigitsPlace* places,
+                         std::size_t count);
 
     // Computes panels first … last - 1 of the matrix.
     void (*linear)(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);

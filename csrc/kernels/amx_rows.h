@@ -93,6 +93,8 @@ private:
 
 void quantise_for_tiles(Activations activations, const float* x, std::size_t rows, std::size_t columns,
                         std::size_t first, std::size_t last, std::uint8_t* out);
+void quantise_row_for_tiles(Activations activations, const float* x, std::size_t columns, const DigitsPlace* places,
+                            std::size_t count);
 void many_tokens_by_tiles(const LinearArgs& args, std::size_t first, std::size_t last, float* scratch);
 std::size_t tile_scratch_bytes();
 inline constexpr std::size_t kPanelsAtOnce = 4;

@@ -46,6 +46,24 @@ LinearArgs some_tokens(LinearArgs a, std::size_t first, std::size_t last) {
     return a;
 }
 
+void quantise_row_any(Activations activations, const float* x, std::size_t columns, DigitsPlace* places,
+                      std::size_t count) {
+    std::size_t num_tiles = 0;  // places of layers by tiles, which go to the front
+    for (std::size_t i = 0; i < count; ++i)
+        if (by_tiles(activations, places[i].rows)) {
+            const DigitsPlace place = places[i];
+            places[i] = places[num_tiles];
+            places[num_tiles++] = place;
+        }
+    if (num_tiles > 0) quantise_row_for_tiles(activations, x, columns, places, num_tiles);
+    for (std::size_t i = 0; i < num_tiles && activations == Activations::int16; ++i) {
+        const RowsOfTiles<2> to(places[i].out, places[i].rows, columns);
+        if (to.is_large(places[i].row))
+            few_rows.quantise(activations, x, 1, columns, 0, 1, to.by_itself(places[i].row));
+    }
+    if (num_tiles < count) few_rows.quantise_row(activations, x, columns, places + num_tiles, count - num_tiles);
+}
+
 void linear_of_integers(const LinearArgs& a, std::size_t first, std::size_t last, float* scratch) {
     if (!by_tiles(a.activations, a.digits_rows)) return few_rows.linear(a, first, last, scratch);
     if (a.activations != Activations::int16) return many_tokens_by_tiles(a, first, last, scratch);
@@ -71,6 +89,7 @@ const IntegerKernels integer_kernels = {
     .panels_at_once = kPanelsAtOnce,
     .row_bytes = row_bytes,
     .quantise = quantise_any,
+    .quantise_row = quantise_row_any,
     .linear = linear_of_integers,
 };
 

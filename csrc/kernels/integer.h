@@ -25,6 +25,7 @@ void many_tokens_of_integers(const LinearArgs& args, std::size_t first, std::siz
 std::size_t integer_scratch_bytes();
 void quantise(Activations activations, const float* x, std::size_t rows, std::size_t columns, std::size_t first,
               std::size_t last, std::uint8_t* out);
+void quantise_row(Activations activations, const float* x, std::size_t columns, DigitsPlace* places, std::size_t count);
 
 }  // namespace karat::KARAT_ARRANGES
 namespace karat::KARAT_ISA_NAMESPACE {

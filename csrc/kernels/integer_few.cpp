@@ -103,8 +103,11 @@ private:
     KARAT_INLINE void fetch(int part, int step) const {
         constexpr int bytes = static_cast<int>(kStep) / (kSubs * (G / kAtOnce)), lines = (bytes + 63) / 64;
         constexpr auto& tuning = kIntegerTuning;
-        constexpr Into into = kSubs > 1 ? tuning.long_into : tuning.short_into;
-        constexpr std::size_t ahead = kSubs > 1 ? tuning.long_blocks_ahead * kStep : tuning.short_bytes_ahead;
+        constexpr bool is_slow = Fmt::kBytes == 17 && tuning.byte_scaled_far > 0;  // MXFP4
+        constexpr Into into = kSubs > 1 ? tuning.long_into : is_slow ? Into::second_level : tuning.short_into;
+        constexpr std::size_t ahead = kSubs > 1 ? tuning.long_blocks_ahead * kStep
+                                      : is_slow ? tuning.byte_scaled_far
+                                                : tuning.short_bytes_ahead;
         constexpr std::size_t far = kSubs > 1 ? tuning.long_bytes_far : 0;
         const std::uint8_t* const from = w + part * bytes;
         for (int line = step * lines / kSteps; line < (step + 1) * lines / kSteps; ++line) {
@@ -126,8 +129,9 @@ private:
         }
         KARAT_UNROLL_STEPS
         for (int step = 0; step < kSteps; ++step) {
-            // Both halves of a word, one after the other.
-            const int c = kSteps == 8 && Fmt::kColumns == 32 ? step / 2 + 4 * (step % 2) : step;
+            // Both halves of a word, one after the other; words that have none lie in the order of columns.
+            constexpr bool in_halves = kSteps == 8 && Fmt::kColumns == 32 && Fmt::kBytes < Fmt::kColumns;
+            const int c = in_halves ? step / 2 + 4 * (step % 2) : step;
             Factors<Sums::kCodes> factors[kAtOnce];
             for (int g = 0; g < kAtOnce; ++g)
                 factors[g] = factors[g].of(codes.of(block_of<Fmt>(w, first + g, G), sub, c));

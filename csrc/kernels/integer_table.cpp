@@ -27,6 +27,7 @@ const IntegerKernels integer_kernels = {
     .panels_at_once = 1,
     .row_bytes = row_bytes,
     .quantise = quantise,
+    .quantise_row = quantise_row,
     .linear = linear_of_integers,
 };
 

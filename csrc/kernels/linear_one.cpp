@@ -46,6 +46,7 @@ private:
     // Prefetches what comes a while after the step at `done` of each stream.
     KARAT_INLINE void fetch(std::size_t done) const {
         if constexpr (kTwoStreams) fetch_page(done);
+        if constexpr (kTuning.float_bytes_ahead == 0) return;
         for (std::size_t line = 0; line < kStep; line += 64)
             for (int i = 0; i < kStreams; ++i) prefetch(stream(i * kEach) + done + kTuning.float_bytes_ahead + line);
     }

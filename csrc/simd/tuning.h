@@ -29,7 +29,7 @@ struct Tuning {
     std::size_t near_bytes;      // bytes of K or V that several direct passes find in the first-level cache
 
     std::size_t few_float_tokens;   // tokens up to which layers of stored floats take direct passes; 0: none
-    std::size_t float_bytes_ahead;  // bytes from what one token multiplies to the line that is prefetched
+    std::size_t float_bytes_ahead;  // bytes from what one token multiplies to the line that is prefetched; 0: none
 
     bool two_streams;         // one token reads two panels side by side, and pages are announced
     bool first_tile_unpacks;  // of many tokens the first tile of a chunk unpacks it, in wide panels

@@ -26,8 +26,10 @@ constexpr Tuning kTuning = {
     .near_bytes = 16384,
     // Two direct passes. Batch 16: 72 -> 86 GFLOP/s (21 November, of Q4_0).
     .few_float_tokens = 16,
-    // 1, 2, 3 and 4 KiB are the same within 2 % (23 November, on Intel's cores).
-    .float_bytes_ahead = 3072,
+    // None: the core reads ahead of loads in one stream by itself, and prefetches disturb it. 3 KiB -> none, one
+    // thread's
+    // BF16 29.8 -> 33.7 GB/s, F16 29.5 -> 33.6, F32 32.3 -> 33.2 where reading alone has 34.5 (28 November).
+    .float_bytes_ahead = 0,
     // Two panels at a time: the same (23 November).
     .two_streams = false,
     // Never measured apart.

@@ -33,6 +33,7 @@ struct IntegerTuning {
     // bytes into the second-level cache besides, or 0.
     Into short_into;
     std::size_t short_bytes_ahead;
+    std::size_t byte_scaled_far;  // of MXFP4 instead: bytes into the second-level cache; 0: as others
     Into long_into;
     std::size_t long_blocks_ahead;
     std::size_t long_bytes_far;

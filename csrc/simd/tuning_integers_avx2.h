@@ -21,6 +21,7 @@ constexpr IntegerTuning kIntegerTuningAvx2 = {
     // of Q4_0 takes 1.4 times as long (both 26 November; the latter with AVX-512).
     .short_into = Into::second_level,
     .short_bytes_ahead = 6144,
+    .byte_scaled_far = 0,
     // Zen 3 is as indifferent (26 November).
     .long_into = Into::first_level,
     .long_blocks_ahead = 2,

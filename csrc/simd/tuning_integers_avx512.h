@@ -23,6 +23,7 @@ constexpr IntegerTuning kIntegerTuningAvx512 = {
     // to 0.8 of reading (26 November, with VNNI). Their own prefetcher reads ahead in that cache.
     .short_into = Into::second_level,
     .short_bytes_ahead = 6144,
+    .byte_scaled_far = 0,
     // Instead of the second-level cache: Q4_K 74 -> 85 GB/s, Q6_K 77 -> 87; one block ahead is the same (26 November).
     .long_into = Into::first_level,
     .long_blocks_ahead = 2,

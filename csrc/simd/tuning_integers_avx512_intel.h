@@ -9,6 +9,7 @@ namespace karat::KARAT_ISA_NAMESPACE {
 constexpr IntegerTuning kIntegerTuningAvx512Intel = [] {
     IntegerTuning tuning = kIntegerTuningAvx512Vnni;
     tuning.short_into = kIntegerTuningAvx512.short_into;
+    tuning.byte_scaled_far = kIntegerTuningAvx512.byte_scaled_far;
     tuning.long_bytes_far = kIntegerTuningAvx512.long_bytes_far;
     return tuning;
 }();

@@ -16,6 +16,7 @@ constexpr IntegerTuning kIntegerTuningNeonDotprod = {
     .rows_of_digits = {kNever, kNever, kNever, kNever},
     .short_into = Into::second_level,
     .short_bytes_ahead = 6144,
+    .byte_scaled_far = 0,
     .long_into = Into::first_level,
     .long_blocks_ahead = 2,
     .long_bytes_far = 0,

@@ -1,9 +1,12 @@
 """A packed file is what was written, or it is refused; and nothing is left where it could not be written."""
 
 import errno
+import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -11,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from karat.checkpoint import packed as packed_module
+from karat.checkpoint.files import whole_file
 from karat.checkpoint.packed import MAGIC, PackedFile, Packing, SourceFile, _head, open_packed, write_packed
 from karat.errors import CheckpointError, OutputError
 
@@ -115,6 +120,48 @@ def test_a_matrix_outside_the_file_is_refused(written: bytes, tmp_path: Path, wr
     made = _head(msgspec.structs.replace(header, matrices=[msgspec.structs.replace(first, **wrong), *others]))
     with pytest.raises(CheckpointError, match="outside the file's matrices; remove it"):
         opened(tmp_path / "x", made + written[len(made) :])
+
+
+def test_a_header_that_says_something_else_is_refused(written: bytes, tmp_path: Path) -> None:
+    """Its digest is right: another program may have written it."""
+    header = opened(tmp_path / "x", written).header
+    for other, words in (
+        (b"{}", "its header is damaged"),
+        (msgspec.json.encode(header)[:-1] + b',"more":1}', "its header is damaged"),
+        (msgspec.json.encode(msgspec.structs.replace(header, size=header.size - 4096)), "and was written with"),
+    ):
+        made = MAGIC + len(other).to_bytes(8, "little") + hashlib.sha256(other).digest() + other
+        with pytest.raises(CheckpointError, match=f"{words}.*pack the model again"):
+            opened(tmp_path / "x", made + written[len(made) :])
+
+
+def test_it_is_written_in_large_pieces(written: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose pages a system maps as large ones; the header is written last."""
+    wrote: list[tuple[int, int]] = []
+
+    class Watched:
+        def __init__(self, file: BinaryIO) -> None:
+            self._file = file
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def write(self, data: Any) -> int:
+            wrote.append((self._file.tell(), len(data)))
+            return self._file.write(data)
+
+    @contextmanager
+    def watched(path: Path) -> Iterator[Any]:
+        with whole_file(path) as file:
+            yield Watched(file)
+
+    monkeypatch.setattr(packed_module, "_CHUNK", 4096)
+    monkeypatch.setattr(packed_module, "whole_file", watched)
+    write_packed(tmp_path / "x", 7, SOURCE, matrices())
+    assert (tmp_path / "x").read_bytes() == written
+    *pieces, header = wrote
+    assert pieces[:-1] == [(start, 4096) for start in range(0, len(written), 4096)]
+    assert header[0] == 0
 
 
 def test_what_is_no_packed_file_is_refused(written: bytes, tmp_path: Path) -> None:

@@ -125,6 +125,17 @@ std::uint32_t bits(float x) {
     return x != x ? 0x7fc00000 : all;  // a NaN's sign and payload are nobody's promise
 }
 
+// Row i of x as row i of a layer of `each` rows, and as the only row of another, which `quantise` would write so.
+void scatter(const IntegerKernels& kernels, Activations width, const std::vector<float>& x, std::size_t i,
+             std::size_t each, std::uint8_t* out) {
+    const std::size_t row_bytes = kernels.row_bytes(width, kColumns);
+    std::vector<Line> alone = lines(row_bytes), want = lines(row_bytes);
+    DigitsPlace places[] = {{alone[0].bytes, 1, 0}, {out, each, i}};
+    kernels.quantise_row(width, x.data() + i * kColumns, kColumns, places, 2);
+    kernels.quantise(width, x.data() + i * kColumns, 1, kColumns, 0, 1, want[0].bytes);
+    CHECK(std::memcmp(alone[0].bytes, want[0].bytes, row_bytes) == 0);
+}
+
 // The layer's results [kTokens, kRows] of `each` rows at a time: from one call for all, or `in_parts`, from calls of
 // half of the rows and one panel. Rows after kTokens are the first ones again.
 std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& weight, Activations width,
@@ -139,7 +150,9 @@ std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& 
         const std::size_t part = in_parts && each > 1 ? each / 2 : each;
         for (std::size_t row = 0, end; row < each; row = end) {
             end = std::min(row + part, each);
-            kernels.quantise(width, x.data(), each, kColumns, row, end, digits[0].bytes);
+            if (in_parts && each > 1)
+                for (std::size_t i = row; i < end; ++i) scatter(kernels, width, x, i, each, digits[0].bytes);
+            else kernels.quantise(width, x.data(), each, kColumns, row, end, digits[0].bytes);
         }
         const std::size_t panels = weight.num_panels(), at_once = in_parts ? 1 : panels;
         for (std::size_t row = 0, end; row < each; row = end) {

@@ -2,7 +2,7 @@
 // expert reads its rows as one block; a row's result does not depend on the other rows.
 //
 //     sort      pairs by expert; of one expert in order of rows
-//     gather    the rows of x by pair, and their digits; a step's only row has them once, for all of its experts
+//     gather    the rows of x by pair, or their digits: a row is rounded once, for all of its experts
 //     gate, up  items are panels of one expert's matrices, for all of its pairs
 //     quantise  digits of the pairs' inner rows
 //     down      items as before
@@ -23,11 +23,12 @@ namespace {
 struct Sorted {
     const std::size_t num_experts, first, chosen;  // held: ids from `first` on
 
-    std::vector<std::uint32_t> starts;  // [experts + 1]: where each expert's pairs begin
-    std::vector<std::uint32_t> groups;  // the experts that have pairs, in order
-    std::vector<std::uint32_t> pairs;   // by place: row * chosen + number of the choice
-    std::vector<std::uint32_t> places;  // [rows, chosen]: where the row's pairs are, in order of id
-    std::vector<std::uint32_t> counts;  // [rows]: how many these are
+    std::vector<std::uint32_t> starts;   // [experts + 1]: where each expert's pairs begin
+    std::vector<std::uint32_t> groups;   // the experts that have pairs, in order
+    std::vector<std::uint32_t> pairs;    // by place: row * chosen + number of the choice
+    std::vector<std::uint32_t> experts;  // by place: whose it is
+    std::vector<std::uint32_t> places;   // [rows, chosen]: where the row's pairs are, in order of id
+    std::vector<std::uint32_t> counts;   // [rows]: how many these are
     std::size_t num_groups = 0, num_pairs = 0;
 
     Sorted(std::size_t num_experts, std::size_t first, std::size_t chosen)
@@ -36,6 +37,7 @@ struct Sorted {
         starts.resize(num_experts + 1);
         groups.resize(num_experts);
         pairs.resize(rows * chosen);
+        experts.resize(rows * chosen);
         places.resize(rows * chosen);
         counts.resize(rows);
     }
@@ -52,8 +54,10 @@ struct Sorted {
         }
         num_pairs = starts[num_experts];
         for (std::size_t pair = 0; pair < rows * chosen; ++pair)  // each start moves to the end of its expert
-            if (const std::size_t expert = held(pair); expert < num_experts)
+            if (const std::size_t expert = held(pair); expert < num_experts) {
+                experts[starts[expert]] = static_cast<std::uint32_t>(expert);
                 pairs[starts[expert]++] = static_cast<std::uint32_t>(pair);
+            }
         for (std::size_t expert = num_experts; expert > 0; --expert) starts[expert] = starts[expert - 1];
         starts[0] = 0;
         for (std::size_t place = 0; place < num_pairs; ++place) {
@@ -84,41 +88,45 @@ struct SortOp final : Op {
     Rows rows;
 };
 
-// The digits of pairs' rows, for matrices in blocks. Those of an expert lie as those of a layer with as many rows, so
-// that an expert with one pair is multiplied like a layer of one token.
-void quantise_pairs(const StepContext& s, Activations activations, const Sorted& sorted, const float* x,
-                    std::size_t columns, StepContext::Range pairs, std::uint8_t* digits) {
-    for (std::size_t group = 0; group < sorted.num_groups; ++group) {
-        const std::size_t expert = sorted.groups[group], begin = sorted.starts[expert], end = sorted.starts[expert + 1];
-        const std::size_t first = std::max(begin, pairs.first), last = std::min(end, pairs.last);
-        if (first < last)
-            s.integers.quantise(activations, x + begin * columns, end - begin, columns, first - begin, last - begin,
-                                digits + begin * s.integers.row_bytes(activations, columns));
-    }
-}
-
+// Digits of an expert's pairs lie as those of a layer with as many rows, so that an expert with one pair is multiplied
+// like a layer of one token.
 struct GatherOp final : Op {
-    Register x, gathered;
-    std::optional<Register> digits;
+    Register x;
+    std::optional<Register> gathered, digits;  // for matrices of stored floats, in blocks
     Activations activations;
     std::shared_ptr<const Sorted> sorted;
 
     const char* name() const override { return "experts_gather"; }
     Registers reads() const override { return {x}; }
-    Registers writes() const override { return digits ? Registers{gathered, *digits} : Registers{gathered}; }
+    Registers writes() const override {
+        Registers found;
+        for (const auto& reg : {gathered, digits})
+            if (reg) found.push_back(*reg);
+        return found;
+    }
+    void finish(Finishing& finishing) override { finishing.ask_for_scratch(sorted->chosen * sizeof(DigitsPlace)); }
     void run(StepContext& s, int thread) override {
-        const std::size_t columns = s.width(x);
-        if (s.rows(x) == 1) {
+        const std::size_t columns = s.width(x), chosen = sorted->chosen;
+        if (s.rows(x) == 1) {  // all experts read the same
             if (thread != 0) return;
-            std::memcpy(s.data(gathered), s.data(x), columns * sizeof(float));
+            if (gathered) std::memcpy(s.data(*gathered), s.data(x), columns * sizeof(float));
             if (digits) s.integers.quantise(activations, s.data(x), 1, columns, 0, 1, s.bytes(*digits));
             return;
         }
-        const auto range = s.share(sorted->num_pairs, thread);
-        for (std::size_t place = range.first; place < range.last; ++place)
-            std::memcpy(s.data(gathered) + place * columns, s.data(x) + sorted->pairs[place] / sorted->chosen * columns,
-                        columns * sizeof(float));
-        if (digits) quantise_pairs(s, activations, *sorted, s.data(gathered), columns, range, s.bytes(*digits));
+        const std::size_t row_bytes = s.integers.row_bytes(activations, columns);
+        const auto to = reinterpret_cast<DigitsPlace*>(s.scratch(thread));
+        const auto range = s.share(s.rows(x), thread);
+        for (std::size_t row = range.first; row < range.last; ++row) {
+            const float* const from = s.data(x) + row * columns;
+            const std::size_t count = sorted->counts[row];
+            for (std::size_t i = 0; i < count; ++i) {
+                const std::size_t place = sorted->places[row * chosen + i], expert = sorted->experts[place];
+                const std::size_t begin = sorted->starts[expert], end = sorted->starts[expert + 1];
+                if (gathered) std::memcpy(s.data(*gathered) + place * columns, from, columns * sizeof(float));
+                if (digits) to[i] = {s.bytes(*digits) + begin * row_bytes, end - begin, place - begin};
+            }
+            if (digits && count > 0) s.integers.quantise_row(activations, from, columns, to, count);
+        }
     }
 };
 
@@ -132,15 +140,21 @@ struct QuantisePairsOp final : Op {
     Registers reads() const override { return {x}; }
     Registers writes() const override { return {digits}; }
     void run(StepContext& s, int thread) override {
-        quantise_pairs(s, activations, *sorted, s.data(x), columns, s.share(sorted->num_pairs, thread),
-                       s.bytes(digits));
+        const auto range = s.share(sorted->num_pairs, thread);
+        for (std::size_t group = 0; group < sorted->num_groups; ++group) {
+            const std::size_t expert = sorted->groups[group];
+            const std::size_t begin = sorted->starts[expert], end = sorted->starts[expert + 1];
+            const std::size_t first = std::max(begin, range.first), last = std::min(end, range.last);
+            if (first < last)
+                s.integers.quantise(activations, s.data(x) + begin * columns, end - begin, columns, first - begin,
+                                    last - begin, s.bytes(digits) + begin * s.integers.row_bytes(activations, columns));
+        }
     }
 };
 
 // A product of each pair's row and a matrix of its expert, with its bias; with two matrices, SwiGLU of both products.
 struct ProductsOp final : Op {
-    Register x;
-    std::optional<Register> digits;
+    std::optional<Register> x, digits;         // for matrices of stored floats, in blocks
     std::vector<MatrixRef> weights, ups;       // ups: of SwiGLU, or none
     std::vector<VectorRef> biases, up_biases;  // or none
     std::optional<record::Clamp> clamp;        // of SwiGLU
@@ -150,7 +164,12 @@ struct ProductsOp final : Op {
     std::shared_ptr<const Sorted> sorted;
 
     const char* name() const override { return "experts_products"; }
-    Registers reads() const override { return digits ? Registers{x, *digits} : Registers{x}; }
+    Registers reads() const override {
+        Registers found;
+        for (const auto& reg : {x, digits})
+            if (reg) found.push_back(*reg);
+        return found;
+    }
     Registers writes() const override { return out; }
     void finish(Finishing& finishing) override {
         finishing.ask_for_scratch(std::max(finishing.kernels.scratch_bytes(1), finishing.integers.scratch_bytes()));
@@ -188,10 +207,10 @@ private:
     void product(const StepContext& s, const Matrix& matrix, const float* bias, Register to, std::size_t first,
                  std::size_t count, StepContext::Range panels, int thread) const {
         const std::uint32_t columns = static_cast<std::uint32_t>(matrix.columns);
-        const std::size_t from = of_gathered && s.rows(x) == 1 ? 0 : first;
+        const std::size_t from = of_gathered && s.rows(out[0]) == 1 ? 0 : first;
         const LinearArgs args{
             .weight = &matrix,
-            .x = s.data(x) + from * matrix.columns,
+            .x = x ? s.data(*x) + from * matrix.columns : nullptr,
             .x_stride = matrix.columns,
             .tokens = count,
             .out = s.data(to) + first * matrix.rows,
@@ -225,69 +244,20 @@ struct ExpertsOp final : RowOp {
 
     void lower(Lowering& lowering) override {
         const Rows rows = lowering.info(x).rows;
-        const std::size_t chosen = sorted->chosen, columns = lowering.info(x).width;
-        const std::size_t inner = matrices.gates.front()->matrix.rows;
-        const auto of_pairs = [&](std::size_t width) {
-            return lowering.new_register({.width = chosen * width, .rows = rows});
-        };
-        const auto digits_of = [&](std::size_t width) {
-            const std::size_t bytes = chosen * lowering.integers.row_bytes(activations, width);
-            return lowering.new_register({.width = bytes, .rows = rows, .element = Element::u8});
-        };
         auto sort = std::make_unique<SortOp>();
         sort->ids = ids;
         sort->rows = rows;
         sort->sorted = sorted;
         for (const auto& all : {matrices.gates, matrices.ups, matrices.downs})
-            if (all.front()->file) sort->mapped.push_back(all);
-        auto gather = std::make_unique<GatherOp>();
-        gather->x = x;
-        gather->gathered = of_pairs(columns);
-        gather->activations = activations;
-        gather->sorted = sorted;
-        if (any_in_blocks(matrices.gates) || any_in_blocks(matrices.ups)) gather->digits = digits_of(columns);
-        auto both = std::make_unique<ProductsOp>();
-        both->x = gather->gathered;
-        both->digits = gather->digits;
-        both->of_gathered = true;
-        both->out = {of_pairs(inner), of_pairs(inner), of_pairs(inner)};
-        both->activations = activations;
-        both->sorted = sorted;
-        auto down = std::make_unique<ProductsOp>();
-        down->x = both->out[2];
-        down->of_gathered = false;
-        down->out = {of_pairs(columns)};
-        down->activations = activations;
-        down->sorted = sorted;
-        std::unique_ptr<QuantisePairsOp> quantise;
-        if (any_in_blocks(matrices.downs)) {
-            quantise = std::make_unique<QuantisePairsOp>();
-            quantise->x = down->x;
-            quantise->digits = digits_of(inner);
-            quantise->columns = inner;
-            quantise->activations = activations;
-            quantise->sorted = sorted;
-            down->digits = quantise->digits;
-        }
-        given_ = down->out.front();
-        both->weights = std::move(matrices.gates);
-        both->ups = std::move(matrices.ups);
-        both->biases = std::move(biases.gates);
-        both->up_biases = std::move(biases.ups);
-        both->clamp = clamp;
-        down->weights = std::move(matrices.downs);
-        down->biases = std::move(biases.downs);
+            if (!all.empty() && all.front()->file) sort->mapped.push_back(all);
         lowering.before.push_back(std::move(sort));
-        lowering.before.push_back(std::move(gather));
-        lowering.before.push_back(std::move(both));
-        if (quantise) lowering.before.push_back(std::move(quantise));
-        lowering.before.push_back(std::move(down));
+        if (!matrices.gates.empty()) lower_products(lowering);  // a rank may have no expert
         if (collective) {
             auto reduce = std::make_unique<AllReduceOp>();
             reduce->collective = *collective;
             reduce->out = out;
             reduce->rows = rows;
-            reduce->width = columns;
+            reduce->width = lowering.info(x).width;
             lowering.after.push_back(std::move(reduce));
         }
     }
@@ -317,8 +287,62 @@ struct ExpertsOp final : RowOp {
     }
 
 private:
-    static bool any_in_blocks(const std::vector<MatrixRef>& matrices) {
-        return std::any_of(matrices.begin(), matrices.end(), [](const auto& m) { return m->matrix.in_blocks(); });
+    void lower_products(Lowering& lowering) {
+        const Rows rows = lowering.info(x).rows;
+        const std::size_t chosen = sorted->chosen, columns = lowering.info(x).width;
+        const std::size_t inner = matrices.gates.front()->matrix.rows;
+        const auto of_pairs = [&](std::size_t width) {
+            return lowering.new_register({.width = chosen * width, .rows = rows});
+        };
+        const auto digits_of = [&](std::size_t width) {
+            const std::size_t bytes = chosen * lowering.integers.row_bytes(activations, width);
+            return lowering.new_register({.width = bytes, .rows = rows, .element = Element::u8});
+        };
+        auto gather = std::make_unique<GatherOp>();
+        gather->x = x;
+        gather->activations = activations;
+        gather->sorted = sorted;
+        if (any_of(true, matrices.gates) || any_of(true, matrices.ups)) gather->digits = digits_of(columns);
+        if (any_of(false, matrices.gates) || any_of(false, matrices.ups)) gather->gathered = of_pairs(columns);
+        auto both = std::make_unique<ProductsOp>();
+        both->x = gather->gathered;
+        both->digits = gather->digits;
+        both->of_gathered = true;
+        both->out = {of_pairs(inner), of_pairs(inner), of_pairs(inner)};
+        both->activations = activations;
+        both->sorted = sorted;
+        auto down = std::make_unique<ProductsOp>();
+        down->x = both->out[2];
+        down->of_gathered = false;
+        down->out = {of_pairs(columns)};
+        down->activations = activations;
+        down->sorted = sorted;
+        std::unique_ptr<QuantisePairsOp> quantise;
+        if (any_of(true, matrices.downs)) {
+            quantise = std::make_unique<QuantisePairsOp>();
+            quantise->x = both->out[2];
+            quantise->digits = digits_of(inner);
+            quantise->columns = inner;
+            quantise->activations = activations;
+            quantise->sorted = sorted;
+            down->digits = quantise->digits;
+        }
+        given_ = down->out.front();
+        both->weights = std::move(matrices.gates);
+        both->ups = std::move(matrices.ups);
+        both->biases = std::move(biases.gates);
+        both->up_biases = std::move(biases.ups);
+        both->clamp = clamp;
+        down->weights = std::move(matrices.downs);
+        down->biases = std::move(biases.downs);
+        lowering.before.push_back(std::move(gather));
+        lowering.before.push_back(std::move(both));
+        if (quantise) lowering.before.push_back(std::move(quantise));
+        lowering.before.push_back(std::move(down));
+    }
+    static bool any_of(bool in_blocks, const std::vector<MatrixRef>& matrices) {
+        return std::any_of(matrices.begin(), matrices.end(),
+                           [&](const auto& each) { return each->matrix.in_blocks() == in_blocks; });
     }
 
     std::optional<Register> given_;  // by pair: what its expert gives
@@ -334,7 +358,7 @@ Register record::experts(Plan& plan, TransportRef group, Register x, Register id
         chosen.rows == info.rows && plan.info(weights).rows == info.rows && plan.info(weights).width == chosen.width,
         "experts and weights of other rows");
     const std::size_t count = matrices.gates.size();
-    require(count > 0 && matrices.ups.size() == count && matrices.downs.size() == count, "an expert without a matrix");
+    require(matrices.ups.size() == count && matrices.downs.size() == count, "an expert without a matrix");
     require(!leaf_ends.empty() && leaf_ends.size() <= kMaxLeaves && (leaf_ends.size() & (leaf_ends.size() - 1)) == 0 &&
                 leaf_ends.back() == count && std::is_sorted(leaf_ends.begin(), leaf_ends.end()),
             "leaves that do not cover the experts");
@@ -343,8 +367,8 @@ Register record::experts(Plan& plan, TransportRef group, Register x, Register id
             return each && each->matrix.rows == rows && each->matrix.columns == columns;
         });
     };
-    require(matrices.gates.front() != nullptr, "an expert without a matrix");
-    const std::size_t inner = matrices.gates.front()->matrix.rows;
+    require(count == 0 || matrices.gates.front() != nullptr, "an expert without a matrix");
+    const std::size_t inner = count > 0 ? matrices.gates.front()->matrix.rows : 0;
     require(fits(matrices.gates, inner, info.width) && fits(matrices.ups, inner, info.width) &&
                 fits(matrices.downs, info.width, inner),
             "experts' matrices that do not fit each other");

@@ -29,6 +29,7 @@ _BEGIN = struct.Struct("<8sQ32s")
 _PAGE = 4096
 _MAX_HEADER = 256 << 20
 _PIECE = 1 << 20  # bytes that are hashed between two pauses
+_CHUNK = 32 << 20  # bytes that are written at once: whole large pages
 _NO_DIGEST = "0" * 64
 
 
@@ -155,21 +156,52 @@ def write_packed(
     placed = _placed(layout, source, planned)
     with whole_file(path) as file:
         _reserve(file, placed.size)
-        digests = []
+        digests, chunks = [], _Chunks(file)
         for one in placed.matrices:
             packed = matrices[one.name].pack()
             assert packed.nbytes == one.size, f"{one.name}: {packed.nbytes} bytes, planned {one.size}"
             digests.append(hashlib.sha256(packed.data).hexdigest())
-            file.seek(one.start)
-            file.write(packed.data)
+            chunks.add_zeros(one.start)
+            chunks.add(packed.data)
             done += one.size
             if progress is not None:
                 progress(done, total)
+        chunks.add_zeros(placed.size)
+        chunks.write()
         file.seek(0)
         known = zip(placed.matrices, digests, strict=True)
         file.write(_head(msgspec.structs.replace(placed, matrices=[_with(one, digest) for one, digest in known])))
         file.flush()
         os.fsync(file.fileno())
+
+
+class _Chunks:
+    """What is written to a file from its beginning on, in pieces that begin at multiples of _CHUNK.
+
+    Linux keeps what is written at once in pieces as large as it can, and maps these by large pages. Of experts that
+    were written one by one none was mapped so (benchmarks/log.md, 28 November).
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._held, self._written = file, bytearray(), 0
+
+    def add(self, data: memoryview) -> None:
+        while len(data):
+            part = data[: _CHUNK - len(self._held)]
+            self._held += part
+            data = data[len(part) :]
+            if len(self._held) == _CHUNK:
+                self.write()
+
+    def add_zeros(self, end: int) -> None:
+        """Up to this byte of the file."""
+        self.add(memoryview(bytes(end - self._written - len(self._held))))
+
+    def write(self) -> None:
+        """Write what is held."""
+        self._file.write(self._held)
+        self._written += len(self._held)
+        self._held = bytearray()
 
 
 def _reserve(file: BinaryIO, size: int) -> None:

@@ -1,6 +1,5 @@
 """Mixture of experts (arXiv 1701.06538): each token is computed by a few of many MLPs, which a router chooses."""
 
-from karat.errors import UsageError
 from karat.layers.linear import ColumnParallelLinear
 from karat.layers.mixer import Mixer, RopeTables
 from karat.layers.mlp import GatedMLP
@@ -13,8 +12,8 @@ class ExpertMixture(Mixer):
     """A weighted sum of those of `num_experts` SwiGLU MLPs that `routing` chooses; x and it are [tokens, hidden].
 
     Their inner size is `inner_size`. With `bias` the router and the experts' matrices have biases. `clamp` is of the
-    experts' activation. A rank holds a range of the experts; every rank computes the router, which is called `router`.
-    The sum has the name `result`, or else the mixture's.
+    experts' activation. A rank holds a range of the experts, or none if there are fewer than ranks; every rank computes
+    the router, which is called `router`. The sum has the name `result`, or else the mixture's.
     """
 
     def __init__(
@@ -38,11 +37,6 @@ class ExpertMixture(Mixer):
         self._group = group if group.size > 1 else None
         self._leaves = own_leaves(num_experts, 1, group)
         self._first, end = part(tree_ends(num_experts, 1, group), group)
-        if self._first == end:
-            raise UsageError(
-                f"the {num_experts} experts of {self.name} are shared out, and none is left for rank {group.rank}"
-            )
-
         experts = [place / "experts" / str(number) for number in range(self._first, end)]
         sizes = dict.fromkeys(("gate_proj", "up_proj"), (inner_size, hidden_size))
         sizes["down_proj"] = hidden_size, inner_size

@@ -242,7 +242,9 @@ class DeviceOps(NativeOps):
     def apply(self, op: Op[Any]) -> Any:
         if (part := op.of_this_rank()) is not None:
             assert isinstance(op, api.Linear | api.Experts) and op.group is not None, "a sum over ranks"
-            whole = tree_sum(op.group.all_gather(self.read(self.apply(part))))
+            has_none = isinstance(op, api.Experts) and not op.gates
+            own = np.zeros_like(self.read(op.x)) if has_none else self.read(self.apply(part))
+            whole = tree_sum(op.group.all_gather(own))
             return whole if (bias := getattr(op, "bias", None)) is None else whole + self._values(bias)
         match op:
             case api.Embedding(share=Share() as share):

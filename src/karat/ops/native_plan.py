@@ -223,10 +223,10 @@ def _route(recorder: PlanRecorder, op: api.Route) -> tuple[Handle, Handle]:
 
 
 def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:
-    hidden, inner = op.x.tail[-1], op.gates[0].rows
+    hidden, inner = op.x.tail[-1], op.gates[0].rows if op.gates else 0  # a rank may have none
     into = {(each.rows, each.columns) for each in (*op.gates, *op.ups)}
     back = {(each.rows, each.columns) for each in op.downs}
-    fits = into == {(inner, hidden)} and back == {(hidden, inner)}
+    fits = into <= {(inner, hidden)} and back <= {(hidden, inner)}
     _require(fits, op.name, f"gates and ups [out, in] of {into}, downs of {back} for rows of {hidden}")
     biases, clamp = op.biases or ((), (), ()), None if op.clamp is None else (op.clamp.limit, op.clamp.alpha)
     _require(clamp is None or all(map(isfinite, clamp)), op.name, f"{op.clamp}; expected finite numbers")

@@ -102,6 +102,21 @@ def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_
         assert_same(got, want, (size, chunk, together, threads))
 
 
+@pytest.mark.drawn(1, each="family")
+@pytest.mark.parametrize("stored", ["F32", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize(("family", "experts"), [("mixtral", 2), ("gpt_oss", 4), ("qwen2_moe", 3)])
+def test_ranks_without_an_expert(family: str, experts: int, stored: str, teams: Teams, tmp_path: Path) -> None:
+    """Merged models have 2 or 4. Ranks whose ranges are empty add zeros, with biases and shared experts too."""
+    name = "num_experts" if family == "qwen2_moe" else "num_local_experts"
+    config = parallel.config_of(family, num_experts_per_tok=2, **{name: experts})
+    path = parallel.write(tmp_path, config, stored)
+    texts = texts_for(config["vocab_size"], f"{family}-{stored}")
+    want = parallel.single(path, texts, chunk=512, threads=2)
+    for size, chunk in zip(DEGREES, (512, 7, 1), strict=True):
+        assert_same(parallel.parallel(teams[size], path, texts, chunk=chunk), want, size)
+    assert_same(parallel.parallel(teams[8], path, texts, chunk=64, guard=True), want, "op by op")
+
+
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("stored", STORED)
 def test_the_shapes_of_qwen25_05b(stored: str, teams: Teams, tmp_path: Path) -> None:
