@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from karat.batch import ForwardBatch
+from karat.bench.device_limits import DeviceMeter, recorded_launches, seconds_of
 from karat.bench.shapes import random_model
 from karat.check.session.same_bits import invariance_of
 from karat.checkpoint.weights import Weight
@@ -185,32 +186,18 @@ def _random(stored: str, shape: tuple[int, int], rng: np.random.Generator) -> We
 def _copying(ops: DeviceOps, share: int) -> float:
     """Bytes a second, read and written."""
     size = COPIED_BYTES // 4 // share**2
-    source = ops.kernels.device.array(np.zeros(size, np.float32))
-    to = ops.kernels.device.array(np.zeros(size, np.float32))
-    return 8 * size / _seconds_of_launches(ops, lambda: ops.kernels.device.copy(to, source))
+    meter = DeviceMeter(ops, copied_bytes=4 * size)
+    for _ in range(5):
+        meter.run()
+    return meter.limits().bandwidth_median
 
 
 def _seconds_of_launches(ops: DeviceOps, launch: Callable[[], Any]) -> float:
-    launch()
-    ops.kernels.device.begin_recording()
-    launch()
-    return _seconds(ops, ops.kernels.device.end_recording().replay)
+    return _seconds(ops, recorded_launches(ops.kernels.device, launch))
 
 
 def _seconds(ops: DeviceOps, call: Callable[[], Any]) -> float:
-    """Of a call that asks a device for something: five times some calls, about 20 ms, or one where it takes longer."""
-    one, number = ops.kernels.device.array(np.zeros(1, np.float32)), np.empty(1, np.float32)
-
-    def some(count: int) -> float:
-        begun = perf_counter()
-        for _ in range(count):
-            call()
-        one.read(number)
-        return (perf_counter() - begun) / count
-
-    some(1)
-    count = max(1, int(0.02 / some(1)))
-    return statistics.median(some(count) for _ in range(5))
+    return statistics.median(seconds_of(ops.kernels.device, call) for _ in range(5))
 
 
 def _median(call: Callable[[], Any]) -> float:

@@ -21,6 +21,8 @@ def roofline(result: Mapping[str, Any]) -> str:
     limits, rows = result["limits"], result["rows"]
     if limits is None:
         raise UsageError("a roofline needs the limits, which only the native extension measures; leave --plot out")
+    if "fma_peak_flops_per_s" not in limits:
+        raise UsageError("a roofline needs the peak of multiply-adds, which is not measured on a GPU; leave --plot out")
     peak, bandwidth = limits["fma_peak_flops_per_s"], limits["bandwidth_bytes_per_s"]
     points = [(row["flops_per_s"] / row["bytes_per_s"], row["flops_per_s"], row) for row in rows]
     ridge = peak / bandwidth

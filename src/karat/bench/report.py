@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from karat.bench.accounting import TokenWork
+from karat.bench.device_limits import DeviceLimits
 from karat.bench.limits import MachineLimits
 from karat.bench.sides import Side
 from karat.bench.workloads import Series, Workload
@@ -13,8 +14,8 @@ from karat.bench.workloads import Series, Workload
 SCHEMA = 1  # of the JSON; raised when a key changes its meaning or is removed
 
 
-def row(workload: Workload, karat: Series, limits: MachineLimits | None) -> dict[str, Any]:
-    """Karat's figures of one workload.
+def row(workload: Workload, karat: Series, limits: MachineLimits | DeviceLimits | None) -> dict[str, Any]:
+    """Karat's figures of one workload. A GPU's limit is what it copies; it has no share of a peak of multiply-adds.
 
     Rates are of the median sample: bytes and FLOPs of each sample over its seconds. The share of a limit is the rate
     over the limit; `of_roofline` is the share of the nearer one, that is the least time that the two limits allow over
@@ -26,7 +27,10 @@ def row(workload: Workload, karat: Series, limits: MachineLimits | None) -> dict
     bytes_, flops = (np.array([getattr(work, name) for work in works], np.float64) for name in ("bytes", "flops"))
     bandwidth, flop_rate = float(np.median(bytes_ / seconds)), float(np.median(flops / seconds))
     shares: dict[str, Any] = {"of_bandwidth": None, "of_fma_peak": None, "of_roofline": None, "bound": None}
-    if limits:
+    if isinstance(limits, DeviceLimits):
+        share = bandwidth / limits.bandwidth
+        shares |= {"of_bandwidth": share, "of_roofline": share, "bound": "bandwidth"}
+    elif limits:
         least_s = np.maximum(bytes_ / limits.bandwidth, flops / limits.fma_peak)
         shares = {
             "of_bandwidth": bandwidth / limits.bandwidth,
@@ -69,7 +73,14 @@ def peer_row(workload: Workload, karat: Series, peer: Series) -> dict[str, Any]:
     }
 
 
-def limits_object(limits: MachineLimits) -> dict[str, Any]:
+def limits_object(limits: MachineLimits | DeviceLimits) -> dict[str, Any]:
+    if isinstance(limits, DeviceLimits):
+        return {
+            "device": limits.device_name,
+            "bandwidth_bytes_per_s": limits.bandwidth,
+            "bandwidth_median_bytes_per_s": limits.bandwidth_median,
+            "runs": limits.num_runs,
+        }
     pattern = limits.pattern
     return {
         "threads": limits.num_threads,

@@ -11,6 +11,7 @@ import numpy as np
 
 import karat
 from karat.bench.accounting import Account
+from karat.bench.device_limits import DeviceMeter
 from karat.bench.exchange import all_reduce_seconds
 from karat.bench.limits import LimitMeter
 from karat.bench.peers import Peer, PeerModel, load_peer, require_peer
@@ -30,6 +31,8 @@ from karat.models.decoder import outline
 from karat.models.opening import open_model
 from karat.models.registry import find_weights, read_config
 from karat.ops import native
+from karat.ops.device import DeviceOps
+from karat.ops.executor import Executor
 from karat.quant import FORMATS
 from karat.text import Tokenizer
 
@@ -77,10 +80,8 @@ def run_bench(
     of `plan`.
     """
     session = _Session(options, progress)
-    meter = None
-    if native.unavailable_reason() is None:
-        meter = LimitMeter(options.num_threads, buffer_bytes=limit_buffer_bytes)
     try:
+        meter = _meter(session.ops, options.num_threads, limit_buffer_bytes)
         records = [
             measure(
                 workload,
@@ -111,6 +112,13 @@ def run_bench(
         "limits": limits_object(limits) if limits else None,
         "rows": rows,
     }
+
+
+def _meter(ops: Executor, num_threads: int, buffer_bytes: int | None) -> LimitMeter | DeviceMeter | None:
+    """Of where the model is computed; None where that is on both a GPU and the CPU, or in NumPy alone."""
+    if isinstance(ops, DeviceOps):
+        return None if ops.host_layers else DeviceMeter(ops, copied_bytes=buffer_bytes)
+    return LimitMeter(num_threads, buffer_bytes=buffer_bytes) if native.unavailable_reason() is None else None
 
 
 class _Session:
@@ -177,6 +185,7 @@ class _Session:
                 checkpoint = written(checkpoint, Path(self._folder.name) / "random.gguf")
                 otherwise |= {"packed_cache": Path(self._folder.name)} if options.packed_cache else {}
         llm = LLM(checkpoint, **sizes, **{**given, **otherwise})
+        self.ops = llm.plan.ops
         account = Account(self.config, stored_bytes(weights, options.quantize), llm.kv_dtype, llm.dtype)
         types = _stored_types(weights, options.quantize)
         self.facts: dict[str, Any] = {

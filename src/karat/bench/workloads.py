@@ -4,13 +4,19 @@ of the machine.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
-from karat.bench.limits import LimitMeter
 from karat.bench.sides import Prompt, Sample, Side, extra_tokens
 from karat.errors import UsageError
+
+
+class Meter(Protocol):
+    """What measures the limits; `run` once more."""
+
+    def run(self) -> None: ...
+
 
 Kind = Literal["prefill", "decode"]
 
@@ -124,7 +130,7 @@ def measure(
     *,
     repeat: int,
     vocab_size: int,
-    meter: LimitMeter | None,
+    meter: Meter | None,
     progress: Callable[[str], None],
 ) -> list[Series]:
     """`repeat` turns of each side after a warm-up, with limits between them. The side that begins changes with each

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from karat.cli.bench_model import overrides_of
-from karat.cli.options import OverrideOptions
+from karat.cli.options import Device, HostLayers, OverrideOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import bytes_text, columns, emit
 from karat.config import embedded_model_path
@@ -86,9 +86,8 @@ def bench(
         str | None, typer.Option(metavar="TYPE", help="Keep keys and values in float16, bfloat16 or float32.")
     ] = None,
     executor: Annotated[str | None, typer.Option(metavar="NAME", help="An executor that `karat env` lists.")] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compute on cpu (default), cuda, cuda:1 or cuda-emulated.")
-    ] = None,
+    device: Device = None,
+    host_layers: HostLayers = None,
     activations: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: int16 (default), int24 or int8.")
     ] = None,
@@ -103,8 +102,9 @@ def bench(
     """Measure prefill, decode, batched and long-context decode, each as a share of what the machine can do.
 
     The limits are the bandwidth of reading memory and the peak of fused multiply-adds, the best of several ways and
-    runs, measured in between with as many threads. Bytes are all stored weights and the cache entries read in a step;
-    FLOPs the linear layers, the causal half of attention, and the logits wanted. A star marks the nearer limit.
+    runs, measured in between with as many threads; of a GPU what it copies in its memory, read and written. Bytes are
+    all stored weights and the cache entries read in a step; FLOPs the linear layers, the causal half of attention, and
+    the logits wanted. A star marks the nearer limit.
 
     With --peer another engine computes on the same weights in the same run, in turns; the ratio is how many times as
     fast Karat is, as median with the least and the most of all turns.
@@ -126,6 +126,8 @@ def bench(
     if packed_cache is not None and not packed_cache.is_dir():
         raise UsageError(f"--packed-cache {packed_cache}: there is no such folder; make it, or choose another")
     check_plot(plot)
+    if plot is not None and device not in (None, "cpu"):
+        raise UsageError(f"--plot {plot}: a roofline has the CPU's limits; leave it out, or --device {device}")
     overrides = overrides_of(words, shape=shape, peer=peer)
     from karat.bench.plot import roofline
     from karat.bench.session import BenchOptions, run_bench
@@ -134,7 +136,8 @@ def bench(
     folder = None
     if shape is None:
         folder = embedded_model_path() if model is None else resolve(model, progress=not quiet)
-    loading = {"kv_dtype": kv_dtype, "executor": executor, "device": device, "activations": activations}
+    loading: dict[str, Any] = {"kv_dtype": kv_dtype, "executor": executor, "activations": activations}
+    loading |= {"device": device, "host_layers": host_layers}
     options = BenchOptions(
         model=folder,
         shape=shape,
@@ -220,7 +223,12 @@ def as_text(result: dict[str, Any]) -> str:
         facts.append(
             ("all-reduce", f"{1e6 * exchange['all_reduce_s']:.1f} µs for {exchange['floats']} numbers, {cores}")
         )
-    if limits:
+    if limits and "device" in limits:
+        copied, median = (f"{limits[f'{key}bytes_per_s'] / 1e9:,.1f}" for key in ("bandwidth_", "bandwidth_median_"))
+        facts.append(
+            ("limits", f"{copied} GB/s copied by {limits['device']} (best of {limits['runs']} runs, median {median})")
+        )
+    elif limits:
         read, read_median, fma, fma_median = (
             f"{limits[key] / 1e9:,.1f}"
             for key in (
@@ -233,7 +241,7 @@ def as_text(result: dict[str, Any]) -> str:
         medians = f"best of {limits['runs']} runs, medians {read_median} and {fma_median}"
         facts.append(("limits", f"{read} GB/s read, {fma} GFLOP/s ({medians}), with {limits['threads']} threads"))
     else:
-        facts.append(("limits", "not measured: that needs the native extension"))
+        facts.append(("limits", "not measured: that needs the native extension, and all of the model in one place"))
     head = ["", "tok/s", "GB/s", "of limit", "GFLOP/s", "of limit", "overhead"]
     if peer:
         head += [peer["name"], "ratio", "least – most"]

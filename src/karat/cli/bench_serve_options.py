@@ -41,9 +41,20 @@ class TargetOptions:
     threads: Annotated[
         int | None, _option("Servers", "N", "Of servers started here (default: the physical cores).")
     ] = None
+    device: Annotated[
+        str | None, _option("Servers", "NAME", "Of karat serve: cpu (default), cuda, cuda:1 or cuda-emulated.")
+    ] = None
+    host_layers: Annotated[
+        int | None, _option("Servers", "N", "Of karat serve with --device cuda: the first N layers on the CPU.")
+    ] = None
     activations: Annotated[
         str | None, _option("Servers", "TYPE", "Of karat serve, weights in blocks: int16 (default), int24 or int8.")
     ] = None
+
+    def words(self) -> list[str]:
+        """What of this is said to karat serve."""
+        given = {"--activations": self.activations, "--device": self.device, "--host-layers": self.host_layers}
+        return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
 @dataclass(frozen=True, slots=True)

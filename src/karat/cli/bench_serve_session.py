@@ -51,8 +51,8 @@ def measured(
     seed = secrets.randbits(32) if prompts.seed is None else prompts.seed
     rng = np.random.default_rng(seed)
     overrides = overrides_of(words, shape=shapes.shape, peer=targets.peer)
-    if targets.url is not None and words.words():
-        raise UsageError(f"--url {targets.url}: its model is loaded already; give {words.words()[0]} to that server")
+    if targets.url is not None and (said := [*targets.words(), *words.words()]):
+        raise UsageError(f"--url {targets.url}: its model is loaded already; give {said[0]} to that server")
     with ExitStack() as stack:
         path = None if targets.url is not None else shapes.path(model, stack, quiet=quiet)
         tokenizer_path = path if prompts.tokenizer is None else resolve(prompts.tokenizer, progress=not quiet)
@@ -73,6 +73,7 @@ def measured(
         for server in servers:
             with server.awake():
                 states[server.name] = server.states()
+        arithmetic = _arithmetic(path, targets, overrides)
     return {
         **facts_of_now(),
         "schema": SCHEMA,
@@ -92,7 +93,7 @@ def measured(
             }
             for server, name in zip(servers, names, strict=True)
         ],
-        **_arithmetic(path, targets, overrides),
+        **arithmetic,
         "load": {
             "seed": seed,
             "chat": prompts.chat,
@@ -143,8 +144,7 @@ def _first(targets: TargetOptions, path: Path | None, plan: TrafficPlan, words: 
         assert targets.url is not None
         return MeasuredServer("server", targets.url, headers=_key(targets.api_key_file))
     port, threads = free_port(), targets.threads or num_physical_cores()
-    activations = [] if targets.activations is None else ["--activations", targets.activations]
-    options = [*activations, *words.words()]
+    options = [*targets.words(), *words.words()]
     command = karat_command(str(path), port, num_seqs=_num_seqs(plan), threads=threads, options=options)
     return MeasuredServer("karat", f"http://127.0.0.1:{port}", headers={}, command=command)
 

@@ -11,7 +11,7 @@ import typer
 
 from karat.cli.bench import facts_of_now
 from karat.cli.bench_model import ShapeOptions, overrides_of
-from karat.cli.options import OverrideOptions
+from karat.cli.options import Device, HostLayers, OverrideOptions
 from karat.cli.progress import Progress
 from karat.cli.terminal import columns, emit, is_terminal
 from karat.errors import UsageError
@@ -44,6 +44,8 @@ def bench_throughput(
     activations: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Read by weights in blocks: int16 (default), int24 or int8.")
     ] = None,
+    device: Device = None,
+    host_layers: HostLayers = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Of the prompts (default: a new one, stated).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the text.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr.")] = False,
@@ -105,7 +107,8 @@ def bench_throughput(
         supply = Supply(source, shape, dataset)
         progress("loading the model")
         longest = supply.most_tokens or shape.most_tokens
-        chosen: dict[str, Any] = {} if activations is None else {"activations": activations}
+        given = {"activations": activations, "device": device, "host_layers": host_layers}
+        chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         llm = stack.enter_context(
             karat.LLM(
                 path,
@@ -125,6 +128,7 @@ def bench_throughput(
         "kind": "throughput",
         "version": karat.__version__,
         "model": path.name,
+        "device": llm.device,
         "threads": plan.threads,
         "activations": llm.activations,
         "numeric_contract": llm.numeric_contract,
@@ -142,9 +146,10 @@ def as_text(result: dict[str, Any]) -> str:
     """The result for people: vLLM's line, the peer's, and their ratio."""
     ours, peer, ratios = result["karat"], result["peer"], result["ratios"]
     rows = [("karat", _line(ours)), *([(peer["name"], _line(peer))] if peer else [])]
+    on = "" if result["device"] == "cpu" else f"on {result['device']}, "
     lines = [
         f"{result['model']}: prompts of {result['prompt_tokens']} tokens, answers of {result['answer_tokens']}, "
-        f"{result['batch']} at a time, {result['threads']} threads, activations in {result['activations']}; "
+        f"{result['batch']} at a time, {on}{result['threads']} threads, activations in {result['activations']}; "
         f"seed {result['seed']}",
         columns(rows),
         f"Total num prompt tokens:  {ours['total_prompt_tokens']:.0f}",

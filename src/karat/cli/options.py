@@ -58,6 +58,14 @@ GenerationConfig = Annotated[
 ]
 
 
+Device = Annotated[
+    str | None, option("Model", "NAME", "Compute on cpu (default), cuda, cuda:1 or cuda-emulated; same bits.")
+]
+HostLayers = Annotated[
+    int | None, option("Model", "N", "With --device cuda: the first N layers on the CPU, same bits.")
+]
+
+
 def generation_source(text: str | None) -> "GenerationSource":
     """Where default sampling comes from, as LLM has it. UsageError."""
     from karat.engine.model_loading.llm_options import Options
@@ -143,12 +151,8 @@ class ComputeOptions(OverrideOptions):
     executor: Annotated[
         str | None, option("Model", "NAME", "Executor: auto (default) or one that `karat env` lists.")
     ] = None
-    device: Annotated[
-        str | None, option("Model", "NAME", "Compute on cpu (default), cuda, cuda:1 or cuda-emulated; same bits.")
-    ] = None
-    host_layers: Annotated[
-        int | None, option("Model", "N", "With --device cuda: the first N layers on the CPU, same bits.")
-    ] = None
+    device: Device = None
+    host_layers: HostLayers = None
     threads: Annotated[
         int | None, option("Model", "N", "Threads of the native executor (default: the physical cores).")
     ] = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from karat.cli.options import OverrideOptions
+from karat.cli.options import Device, HostLayers, OverrideOptions
 from karat.cli.terminal import bytes_text, emit, note, require_folder_of
 from karat.cli.traced_model import model_named_by
 from karat.errors import UsageError
@@ -58,9 +58,8 @@ def trace(
     ] = None,
     logits: Annotated[int | None, typer.Option(metavar="N", help="Logits of the last N tokens only.")] = None,
     executor: Annotated[str, typer.Option(metavar="NAME", help="Karat's executor.")] = "auto",
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Where it computes: cpu, cuda, cuda:1 or cuda-emulated.")
-    ] = None,
+    device: Device = None,
+    host_layers: HostLayers = None,
     dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in this type (default: float32).")] = None,
     kv_dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="Keep keys and values in this type.")] = None,
     activations: Annotated[
@@ -105,7 +104,8 @@ def trace(
     selection = Selection(None if chosen is None else frozenset(chosen), numbers("--heads", heads), logits)
     steps = Steps.chunked(ids, chunk, decode)
     kept = None if only_tokens is None else tokens_of(only_tokens, steps.total)
-    types = {"dtype": dtype, "kv_dtype": kv_dtype, "activations": activations, "device": device}
+    types: dict[str, Any] = {"dtype": dtype, "kv_dtype": kv_dtype, "activations": activations}
+    types |= {"device": device, "host_layers": host_layers}
     made = _record(opened, source, steps, selection, executor, types)
     made = made if kept is None else with_only(made, kept)
     whole = token_ids is None and tokens is None
@@ -121,10 +121,14 @@ def trace(
 def _record(
     opened: "CheckedModel", source: str, steps: Any, selection: Any, executor: str, types: dict[str, Any]
 ) -> "Trace":
-    dtype, kv_dtype, activations = types["dtype"], types["kv_dtype"], types["activations"]
-    for name in ("activations", "device"):
-        if source != "karat" and types[name] is not None:
-            raise UsageError(f"--{name}: only Karat's executors have a choice, and --with is {source}; leave it out")
+    dtype, kv_dtype = types["dtype"], types["kv_dtype"]
+    of_executor = {name: types[name] for name in ("activations", "device", "host_layers")}
+    for name, value in of_executor.items():
+        if source != "karat" and value is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')}: only Karat's executors have a choice, and --with is {source}; leave it "
+                "out"
+            )
     if source == "hf":
         try:
             from karat.check.record.hf import load_hf, record_hf
@@ -153,7 +157,7 @@ def _record(
 
     if kv_dtype is not None and kv_dtype not in FLOAT_BYTES:
         raise UsageError(f"--kv-dtype {kv_dtype}: expected one of {', '.join(FLOAT_BYTES)}")
-    ops = create(executor, dtype or "float32", {"activations": activations, "device": types["device"]})
+    ops = create(executor, dtype or "float32", of_executor)
     return record(opened.config, opened.checkpoint, ops, steps, selection=selection, kv_dtype=kv_dtype)
 
 

@@ -134,6 +134,11 @@ class DeviceOps(NativeOps):
             return here
         return max(0, free - _RESERVED) + (here if self.host_layers else 0)
 
+    def floats(self, size: int, what: str) -> Any:
+        """An array of `size` numbers in the device's memory, for `what`."""
+        with self._room(what):
+            return self._device.floats([size])
+
     @property
     def packed_layout(self) -> int | None:
         return None  # weights go up a part at a time

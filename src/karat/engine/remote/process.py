@@ -32,6 +32,7 @@ IDLE_S = 30.0  # of no thread with work to do; a step waits for a disk at the mo
 VAIN_S = 3600.0  # of processor time of the busiest thread in one step
 _LOOK_S = 0.1  # while it loads
 _GRACE_S = 1.0  # until the system has ended it
+_EXIT_S = 0.1  # until one that has said why it ends has ended
 _KILLED_MEANS: dict[int, str] = {
     signal.SIGKILL: "the system does that when memory runs out: use a smaller model, cache or context",
     signal.SIGBUS: "a file of the model became shorter or unreadable while it was in use: see whether it is whole",
@@ -124,7 +125,11 @@ class EngineProcess:
         messages = self._connection.take()
         self._num_messages += len(messages)
         self._stirred = time.monotonic()
-        return [self._decoder.decode(message) for message in messages]
+        decoded = [self._decoder.decode(message) for message in messages]
+        if decoded and isinstance(decoded[-1], EngineFailed):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_EXIT_S)  # it ends by itself, with its own exit code
+        return decoded
 
     def tell(self, command: bytes | None = None) -> bool:
         """Send a message after the unsent rest, without waiting.

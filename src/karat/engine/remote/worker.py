@@ -43,7 +43,7 @@ from karat.engine.remote.messages import (
 from karat.engine.requests.grammar_cache import PendingGrammar
 from karat.engine.requests.request_updates import PromptProgress, RequestUpdate
 from karat.engine.scheduling.step_budget import PROMPT_STEP_S, pause_after
-from karat.errors import BugError, Packed, packed
+from karat.errors import BugError, KaratError, Packed, packed
 from karat.models.opening import open_model
 from karat.outputs import StreamChunk
 from karat.ranks.lifeline import end_with_parent
@@ -59,11 +59,15 @@ _FORM_LOOK_S = 0.002  # between looks at forms that are compiled, where there is
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until the connection ends; the arguments are the descriptors of socket and lifeline."""
+    """Serve until the connection ends; the arguments are the descriptors of socket and lifeline.
+
+    The process then ends with code 0, or with that of the error that ended the engine.
+    """
     end, lifeline = map(_low, map(int, arguments))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process decides what ends, ranks included
     end_with_parent(lifeline)
     line = _Line(Connection(socket.socket(fileno=end)))
+    code = 0
     try:
         try:
             worker = Worker(line, _opened(line))
@@ -73,10 +77,11 @@ def main(arguments: Sequence[str]) -> None:
         except ConnectionEndedError:
             raise
         except Exception as error:  # noqa: BLE001 - it is told to who started this process, which raises it
+            code = error.exit_code if isinstance(error, KaratError) else KaratError.exit_code
             line.send(EngineFailed(packed(error, with_traceback=True), line.take_logs()))
     except ConnectionEndedError:
         pass
-    os._exit(0)  # nothing here is worth a clean-up; ranks end with this process
+    os._exit(code)  # nothing here is worth a clean-up; ranks end with this process
 
 
 def _low(descriptor: int) -> int:
