@@ -1,20 +1,22 @@
 """A GPU, in commands of a few minutes each: python -m benchmarks.gpu STAGE [--device cuda] [--out FILE]
 
-| stage  | what it finds                                                                                         |
-|--------|-------------------------------------------------------------------------------------------------------|
-| driver | of a Hopper card: the prototype's bits, then rates of copying, FFMA and tiles; nvcc compiles it      |
-| bits   | the digests of contract 5 in all formats and widths; a model's logits against the CPU's                |
+| stage  | what it finds                                                                                          |
+|--------|--------------------------------------------------------------------------------------------------------|
+| driver | of a Hopper card: the prototype's bits, then rates of copying, FFMA and tiles; nvcc compiles it        |
+| bits   | the digests of contract 5 in all formats and widths, and layers of all types for 1, 3, 8, 17 and 200   |
+|        | tokens; logits of the embedded model and of one in Q4_0 against the CPU's, under every setting         |
 | layers | seconds of each linear layer of an 8B model for 1, 4 and 16 tokens                                     |
-| decode | an 8B model's step for 1, 4 and 16 sequences at a context of 512, and a prompt of 512; --types, --shape |
+| decode | an 8B model's step for 1, 4, 16 and 64 sequences at a context of 512, and for 1, 4 and 16 at 8192, and |
+|        | a prompt of 512; --types, --shape                                                                      |
 
 A stage needs nothing that an earlier one left. It says what it found in a table and, with --out, in a JSON file with
 the card's name. `--device cuda-emulated` rehearses it: `layers` then has a thirty-second of the rows and columns, at
 least 256 of these, `decode` is better given --shape tiny, and `driver` is compiled; the times say nothing.
 
 `bits` ends with status 1 where a bit is another one. The others measure what a device copies from its memory to its
-memory in the same run, bytes read and written, and give the bytes of weights a second as a share of it. A layer is
-timed as one list of launches on matrices of more than 128 MB in all, so that no cache holds them; a step is timed as
-the engine runs it, its logits on the host, and as its launches alone. All are medians of five.
+memory in the same run, bytes read and written, and give the bytes of weights a second, at 8192 those of the cache too,
+as a share of it. A layer is timed as one list of launches on matrices of more than 128 MB in all, so that no cache has
+them; a step is timed as the engine runs it, its logits on the host, and as its launches alone. All are medians of five.
 """
 
 import argparse
@@ -47,14 +49,17 @@ from karat.ops.leaves import leaf_ends
 from karat.ops.registry import create
 from karat.quant import FORMATS
 from tests.support.integer_digests import digest, stated
+from tests.support.weights import random_blocks
 
 # Of an 8B model: name, rows, columns, and how many leaves it has.
 LAYERS = (("qkv", 6144, 4096, 1), ("o", 4096, 4096, 8), ("gate, up", 28672, 4096, 1), ("down", 4096, 14336, 8))
 TYPES = ("Q4_0", "Q4_K", "Q8_0", "BF16")
 TOKENS = (1, 4, 16)
+TOKENS_OF_BITS = (1, 3, 8, 17, 200)
 COPIED_BYTES = 2**30
 BEYOND_CACHES = 128 * 2**20  # bytes
-CONTEXT, BLOCK_SIZE = 512, 16
+CONTEXT, LONG_CONTEXT, BLOCK_SIZE = 512, 8192, 16
+FILLED = 16  # sequences that have computed a prompt; more of them read the blocks of these
 
 
 def driver(device: str) -> Iterator[dict[str, Any]]:
@@ -75,18 +80,49 @@ def driver(device: str) -> Iterator[dict[str, Any]]:
 
 
 def bits(device: str) -> Iterator[dict[str, Any]]:
-    """A row for each format and width, then one for each way to compute the embedded model."""
+    """A row for each format and width, for each type of floats, and for each way to compute two models.
+
+    A digest is of 24 tokens. The result that has it is then compared with those for other numbers of tokens, for which
+    other kernels are launched.
+    """
+    counts = TOKENS_OF_BITS[:-1] if device == "cuda-emulated" else TOKENS_OF_BITS
+    differing: list[str] = []
 
     def on_device(weight: Weight, x: Any, ends: tuple[int, ...], width: str) -> Any:
         ops = _open(device, width)
-        return ops.read(ops.linear(x, ops.load(weight), leaves=ends, name="layer"))
+        loaded = ops.load(weight)
+        result = ops.read(ops.linear(x, loaded, leaves=ends, name="layer"))
+        for tokens in counts:
+            rows = np.arange(tokens) % len(x)
+            found = ops.read(ops.linear(x[rows], loaded, leaves=ends, name="layer"))
+            if not _same_bits(found, result[rows]):
+                differing.append(f"{tokens} tokens")
+        return result
 
     for (stored, width), expected in stated().items():
-        yield {"what": f"{stored}, {width}", "same": digest(stored, width, on_device) == expected}
-    checkpoint = open_model(embedded_model_path())
+        same = digest(stored, width, on_device) == expected
+        yield {"what": f"{stored}, {width}", "same": same and not differing}
+        differing.clear()
+    rng = np.random.default_rng(0)
+    native = create("native")
+    for stored in ("F32", "F16", "BF16", "E4M3"):
+        weight, x = random_blocks(stored, 150, 640, rng), rng.standard_normal((24, 640), np.float32)
+        for ends in ((640,), leaf_ends(640, _block(stored))):
+            want = native.linear(x, native.load(weight), leaves=ends, name="layer")
+            if not _same_bits(on_device(weight, x, ends, "int16"), want):
+                differing.append("24 tokens")
+        yield {"what": f"{stored}, layers", "same": not differing}
+        differing.clear()
     num_tokens = 8 if device == "cuda-emulated" else 300
-    for row in invariance_of(checkpoint, num_tokens=num_tokens, options={"device": device}):
-        yield {"what": row.setting.name, "same": row.is_right}
+    models = {"bf16": open_model(embedded_model_path()), "q4_0": random_model("tiny", stored="q4_0").checkpoint}
+    for name, checkpoint in models.items():
+        for row in invariance_of(checkpoint, num_tokens=num_tokens, options={"device": device}):
+            yield {"what": f"{name}: {row.setting.name}", "same": row.is_right}
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    """NaN where there is NaN, of any sign and payload."""
+    return np.array_equal(*(np.where(np.isnan(x), np.uint32(0x7FC00000), x.view(np.uint32)) for x in (a, b)))
 
 
 def layers(device: str) -> Iterator[dict[str, Any]]:
@@ -122,32 +158,43 @@ def decode(device: str, shape: str, types: list[str]) -> Iterator[dict[str, Any]
         yield {"what": "copying", "bytes_per_s": bandwidth}
         made = random_model(shape, stored=stored).checkpoint
         config = read_config(made.config)
-        model = build(config, ops, made, num_positions=CONTEXT + 1)
+        longest = LONG_CONTEXT if device != "cuda-emulated" else 2 * CONTEXT
+        model = build(config, ops, made, num_positions=longest + 1)
         read = sum(w.num_bytes for name, w in made.weights.items() if len(w.shape) > 1 and "embed" not in name)
-        blocks_each = -(-(CONTEXT + 1) // BLOCK_SIZE)
-        limits = StepLimits(num_tokens=CONTEXT, num_logit_rows=64, num_seqs=64, context_len=CONTEXT + 1)
-        run = open_runner(model, "float16", [blocks_each * max(TOKENS)], limits, block_size=BLOCK_SIZE)
+        limits = StepLimits(num_tokens=CONTEXT, num_logit_rows=64, num_seqs=64, context_len=longest + 1)
+        blocks = max(_blocks_each(CONTEXT) * FILLED, _blocks_each(longest) * max(TOKENS))
+        run = open_runner(model, "float16", [blocks], limits, block_size=BLOCK_SIZE)
         assert isinstance(run, DevicePlan), "a model that is launched as a list"
-        for seq in range(max(TOKENS)):
-            run(_batch([seq], 0, CONTEXT, blocks_each))
-        prompt = _batch([0], 0, CONTEXT, blocks_each)
+        for seq in range(FILLED):
+            run(_batch([seq], 0, CONTEXT))
+        prompt = _batch([0], 0, CONTEXT)
         seconds = _median(lambda run=run, prompt=prompt: run(prompt))  # type: ignore[misc]
         yield {"what": f"{stored}, a prompt of {CONTEXT}", "seconds": seconds, "tokens_per_s": CONTEXT / seconds}
-        for seqs in TOKENS:
-            batch = _batch(list(range(seqs)), CONTEXT, CONTEXT + 1, blocks_each)
+        for seqs in (*TOKENS, 64):
+            batch = _batch(list(range(seqs)), CONTEXT, CONTEXT + 1)
             run(batch)
             seconds = _median(lambda run=run, batch=batch: run(batch))  # type: ignore[misc]
             row = _row(f"{stored}, {seqs} sequences", seconds, read, bandwidth)
             yield row | {"tokens_per_s": seqs / seconds}
             seconds = _seconds(ops, run.launches(batch).replay)
             yield _row(f"{stored}, {seqs} sequences, launches", seconds, read, bandwidth)
+        for seqs in TOKENS:  # the cache holds what it happens to hold: speed does not depend on it
+            of_cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 2 * longest * seqs
+            seconds = _seconds(ops, run.launches(_batch(list(range(seqs)), longest, longest + 1)).replay)
+            yield _row(f"{stored}, {seqs} sequences at {longest}, launches", seconds, read + of_cache, bandwidth)
 
 
-def _batch(seqs: list[int], begin: int, end: int, blocks_each: int) -> ForwardBatch:
-    """Tokens begin … end - 1 of these sequences, each with blocks of its own; the last one's logits are wanted."""
-    new = end - begin
+def _blocks_each(context: int) -> int:
+    return -(-(context + 1) // BLOCK_SIZE)
+
+
+def _batch(seqs: list[int], begin: int, end: int) -> ForwardBatch:
+    """Tokens begin … end - 1 of these sequences, FILLED of which have blocks of their own; the last one's logits are
+    wanted.
+    """
+    new, blocks_each = end - begin, _blocks_each(CONTEXT if end <= CONTEXT + 1 else end - 1)
     positions = [position for _ in seqs for position in range(begin, end)]
-    first = {seq: seq * blocks_each * BLOCK_SIZE for seq in seqs}
+    first = {seq: seq % FILLED * blocks_each * BLOCK_SIZE for seq in seqs}
     return ForwardBatch.of(
         BLOCK_SIZE,
         token_ids=[position % 97 for position in positions],
@@ -156,7 +203,7 @@ def _batch(seqs: list[int], begin: int, end: int, blocks_each: int) -> ForwardBa
         context_lens=[end] * len(seqs),
         logit_rows=[(i + 1) * new - 1 for i in range(len(seqs))],
         slots=[[first[seq] + position for seq in seqs for position in range(begin, end)]],
-        block_tables=[[list(range(seq * blocks_each, (seq + 1) * blocks_each)) for seq in seqs]],
+        block_tables=[[list(range(first[seq] // BLOCK_SIZE, first[seq] // BLOCK_SIZE + blocks_each)) for seq in seqs]],
     )
 
 

@@ -7,9 +7,12 @@
 namespace karat::gpu {
 
 template <class Fmt>
+inline constexpr bool kIsScaled = requires { Fmt::kWordColumns; };
+template <class Fmt>
 inline constexpr bool kIsBlock = Fmt::kColumns > 1;
 
-// out [tokens, columns] = rows ids[t] of the table. A thread makes a sub-block, or a number of stored floats.
+// out [tokens, columns] = rows ids[t] of the table. A thread makes a sub-block, or a number or a word of
+// stored floats.
 template <class Fmt>
 struct Embedding {
     static constexpr bool kIsShort = true;
@@ -18,7 +21,8 @@ struct Embedding {
     const std::int32_t* ids;
 
     static KARAT_HOST constexpr KARAT_INLINE int columns_at_once() {
-        if constexpr (kIsBlock<Fmt>) return Fmt::kSub;
+        if constexpr (kIsScaled<Fmt>) return Fmt::kWordColumns;
+        else if constexpr (kIsBlock<Fmt>) return Fmt::kSub;
         else return 1;
     }
     Grid grid() const { return {pieces(a.columns / columns_at_once(), kThreads), a.tokens, kThreads, 0}; }
@@ -40,12 +44,18 @@ struct Embedding {
             } else {
                 const Block block = block_of<Fmt>(panel + static_cast<std::size_t>(column / Fmt::kColumns) * step,
                                                   row - first, panel_rows);
-                sub_block(block, column % Fmt::kColumns / Fmt::kSub, out);
+                if constexpr (kIsScaled<Fmt>) word(block, column % Fmt::kColumns / Fmt::kWordColumns, out);
+                else sub_block(block, column % Fmt::kColumns / Fmt::kSub, out);
             }
         });
     }
 
 private:
+    static KARAT_INLINE void word(const Block& block, int w, float* out) {
+#pragma unroll
+        for (int j = 0; j < Fmt::kWordColumns; ++j)
+            out[j] = (Fmt::number(block.word(1 + w), j) * as_float(block.word(0))).v;
+    }
     static KARAT_INLINE void sub_block(const Block& block, int s, float* out) {
         const auto codes = Fmt::Codes::make();
         const f32x16 scale = scale_of<Fmt>(block, s);

@@ -1,5 +1,5 @@
 // Linear layers on block formats for few tokens: products of bytes (dp4a), as IntegerKernels in contract/kernels.h
-// defines them. Formats are read by formats/formats.h, of which a thread has one lane.
+// defines them; integer_many.h is for many.
 //
 // Columns go by in chunks. Twelve warps compute the exact sums (`parts`) of two blocks of 32 columns each, a lane a
 // row; a warp for each token adds the parts of the chunk before to its rows' chains, in order:
@@ -11,9 +11,7 @@
 //                       barrier    barrier    barrier
 #pragma once
 
-#include "formats/formats.h"
-#include "gpu/digits.h"
-#include "gpu/panels.h"
+#include "gpu/integer_parts.h"
 
 namespace karat::gpu {
 
@@ -30,10 +28,11 @@ constexpr IntegerPace pace_of_integers(int tokens) {  // sub-blocks of 16 column
 template <class Fmt, int kDigits, int kTokens, IntegerPace kPace = pace_of_integers<Fmt>(kTokens)>
 struct IntegerFew {
     using Layout = DigitBlock<kDigits>;
+    using Of = IntegerParts<Fmt, kDigits>;
     static constexpr int kAtOnce = kPace.at_once, kSteps = kPace.warps * kAtOnce;  // of a chunk: blocks of 32 columns
     static constexpr int kPartThreads = kPace.warps * 32, kThreads = kPartThreads + kTokens * 32;
     static constexpr int kBlocksOfCore = kPace.blocks_of_core;
-    static constexpr int kSubs = kColumnsOfBlock / Fmt::kSub;  // sub-blocks of a block of 32 columns
+    static constexpr int kSubs = Of::kSubs;
     static constexpr int kBytes = static_cast<int>(Layout::kBytes), kStages = 3;
     static constexpr int kDigitsOfStage = kTokens * kSteps * kBytes;
     static constexpr int kMinimaOfBuffer = kSteps * kSubs * kRowsOfBlock, kPartsOfBuffer = kTokens * kMinimaOfBuffer;
@@ -167,27 +166,12 @@ private:
     template <int kCount, class Digits, class Parts, class Floats>
     KARAT_INLINE void make_parts(const RowsOfBlock& rows, int lane, int chunk, int step, int tokens,
                                  const Digits& staged, const Parts& parts, const Floats& minima) const {
-        constexpr int kSubsOfStored = Fmt::kColumns / Fmt::kSub, kWords = Fmt::kSub / 4;
-        const auto decoder = Fmt::Codes::make();
-        std::uint32_t codes[kCount][kSubs][kWords];
+        std::uint32_t codes[kCount][kSubs][Of::kWords];
         float scales[kCount][kSubs];
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            const int first_sub = (chunk * kSteps + step + i) * kSubs;
-            const std::uint8_t* const at =
-                rows.panel + static_cast<std::size_t>(first_sub / kSubsOfStored) * rows.of_panel * Fmt::kBytes;
-            const Block block = block_of<Fmt>(at, rows.in_panel + lane, rows.of_panel);
-            const auto scaled = Fmt::Scales::of(block);
-#pragma unroll
-            for (int sub = 0; sub < kSubs; ++sub) {
-                const int s = first_sub % kSubsOfStored + sub;
-#pragma unroll
-                for (int c = 0; c < kWords; ++c) codes[i][sub][c] = decoder.of(block, s, c).v;
-                scales[i][sub] = scaled.scale(block, s).v;
-                if constexpr (Fmt::kHasMinimum)
-                    minima.set(minimum_at(chunk, step + i, sub, lane), scaled.minimum(block, s).v);
-            }
-        }
+        for (int i = 0; i < kCount; ++i)
+            Of::decode(rows, lane, chunk * kSteps + step + i, codes[i], scales[i],
+                       [&](int sub, float minimum) { minima.set(minimum_at(chunk, step + i, sub, lane), minimum); });
         for (int token = 0; token < tokens; ++token)
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
@@ -196,35 +180,8 @@ private:
 #pragma unroll
                 for (int sub = 0; sub < kSubs; ++sub)
                     parts.set(part_at(chunk, step + i, sub, token, lane),
-                              {part_of(codes[i][sub], sub, at, staged), scales[i][sub] * power});
+                              {Of::part(codes[i][sub], sub, at, staged), scales[i][sub] * power});
             }
-    }
-
-    // The exact sum of code * q of a sub-block, as float32; of its digits, for int24.
-    template <class Digits, int kWords>
-    static KARAT_INLINE float part_of(const std::uint32_t (&codes)[kWords], int sub, int at, const Digits& staged) {
-        const auto sum_at = [&](std::size_t sums) {  // of the sub-block's q
-            const auto half = [&](int i) {
-                return static_cast<std::int32_t>(
-                    staged.template get_as<std::uint32_t>(at + static_cast<int>(sums) + 4 * i));
-            };
-            return kSubs == 1 ? half(0) + half(1) : half(sub);
-        };
-        std::int32_t of_digit[kDigits] = {};
-        of_digit[kDigits - 1] = -Fmt::Codes::kZero * sum_at(kDigits == 3 ? Layout::kLowerSumsAt : Layout::kSumsAt);
-        if constexpr (kDigits == 3) of_digit[0] = -Fmt::Codes::kZero * sum_at(Layout::kFirstSumsAt);
-#pragma unroll
-        for (int digit = 0; digit < kDigits; ++digit)
-#pragma unroll
-            for (int c = 0; c < kWords; c += 4) {
-                const int from = static_cast<int>(Layout::kDigitsAt) + digit * kColumnsOfBlock + 4 * (sub * kWords + c);
-                const U4 four = staged.template get_as<U4>(at + from);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) of_digit[digit] = dot4(four.v[i], codes[c + i], of_digit[digit]);
-            }
-        if constexpr (kDigits == 1) return float_of_int(of_digit[0]);
-        else if constexpr (kDigits == 2) return float_of_int(of_digit[0] * 256 + of_digit[1]);
-        else return fma(float_of_int(of_digit[0]), 65536.0f, float_of_int(of_digit[1] * 256 + of_digit[2]));
     }
 
     // The chain of a row and token after a chunk.
@@ -256,14 +213,7 @@ private:
             sum = fma(part[i].sum, part[i].scale, sum);
             if constexpr (Fmt::kHasMinimum) {
                 const int at = digits_at(chunk, token, step + i / kSubs), sub = i % kSubs;
-                const auto read = [&](std::size_t from) {
-                    return staged.template get_as<std::uint32_t>(at + static_cast<int>(from));
-                };
-                const float value = kSubs == 1 ? float_of(read(Layout::kValueAt))
-                                               : float_of_int(static_cast<std::int32_t>(
-                                                     read(Layout::kSumsAt + 4 * static_cast<std::size_t>(sub)))) *
-                                                     float_of(read(0));
-                sum = fma(value, minima.get(minimum_at(chunk, step + i / kSubs, sub, row)), sum);
+                sum = fma(Of::value(sub, at, staged), minima.get(minimum_at(chunk, step + i / kSubs, sub, row)), sum);
             }
         }
         return sum;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gpu/integer_few.h"
+#include "gpu/integer_many.h"
 #include "gpu/launches.h"
 
 namespace karat::gpu {
@@ -19,7 +20,8 @@ void integer_linear_of(Device& device, Format format, const LinearShape& shape, 
     const auto with = [&]<class Fmt>() {
         if (shape.tokens == 1 || shape.chosen.matrices)
             launch(device, IntegerFew<Fmt, kDigits, 1>{shape, digits, digits_rows});
-        else launch(device, IntegerFew<Fmt, kDigits, 4>{shape, digits, digits_rows});
+        else if (shape.tokens <= kFewTokens) launch(device, IntegerFew<Fmt, kDigits, 4>{shape, digits, digits_rows});
+        else launch(device, IntegerMany<Fmt, kDigits>{shape, digits, digits_rows});
     };
     switch (format) {
 #define KARAT_CASE(name, ...) \

@@ -4,9 +4,11 @@
 #include "gpu/embedding.h"
 #include "gpu/experts.h"
 #include "gpu/float_few.h"
+#include "gpu/float_many.h"
 #include "gpu/integer_launches.h"
 #include "gpu/joined.h"
 #include "gpu/recurrence.h"
+#include "gpu/scaled.h"
 
 namespace karat::gpu {
 namespace {
@@ -83,9 +85,21 @@ void integer_linear(Device& device, Format format, Activations activations, cons
 }
 
 void float_linear(Device& device, Format format, const LinearShape& shape, const float* x) {
+    const auto scaled = [&]<class Fmt>() {
+        if (shape.tokens == 1 || shape.chosen.matrices) launch(device, ScaledLinear<Fmt, 1>{shape, x});
+        else launch(device, ScaledLinear<Fmt, 32>{shape, x});
+    };
+    switch (format) {
+#define KARAT_CASE(name, ...) \
+    case Format::name: return scaled.template operator()<name>();
+        KARAT_SCALED_FORMATS(KARAT_CASE)
+#undef KARAT_CASE
+        default: break;
+    }
     with_floats(format, [&]<class Fmt>() {
         if (shape.tokens == 1 || shape.chosen.matrices) launch(device, FloatFew<Fmt, 1>{shape, x});
-        else launch(device, FloatFew<Fmt, 8>{shape, x});
+        else if (shape.tokens <= kFewTokens) launch(device, FloatFew<Fmt, 8>{shape, x});
+        else launch(device, FloatMany<Fmt>{shape, x});
     });
 }
 
@@ -94,6 +108,7 @@ void embedding(Device& device, Format format, const LinearShape& shape, const st
 #define KARAT_CASE(name, ...) \
     case Format::name: return launch(device, Embedding<name>{shape, ids});
         KARAT_FLOAT_FORMATS(KARAT_CASE)
+        KARAT_SCALED_FORMATS(KARAT_CASE)
         KARAT_BLOCK_FORMATS(KARAT_CASE)
 #undef KARAT_CASE
         default: return;

@@ -9,6 +9,10 @@ namespace karat::gpu {
 
 inline constexpr int kPanelRows = 64, kRowsOfBlock = 32, kColumnsOfBlock = 32;
 
+// Up to so many tokens a layer's weights go by once for one to eight tokens, in kernels made for reading memory; for
+// more they are read once for the 32 tokens of a tile.
+inline constexpr int kFewTokens = 16;
+
 // The rows of a block of threads, number `x` of those of all layers.
 struct RowsOfBlock {
     Layer layer;                // its own

@@ -8,9 +8,8 @@ import pytest
 
 from karat import LLM, SamplingParams
 from karat.check.session.same_bits import invariance, invariance_of
-from karat.errors import ExecutorError
 from karat.models.opening import open_model
-from karat.ops.device import _ON_THE_CPU, missing
+from karat.ops.device import missing
 from karat.ops.logits import DeviceLogits
 from karat.ops.native import unavailable_reason
 from karat.text.placeholder import placeholder_tokenizer
@@ -68,13 +67,8 @@ def test_same_bits_on_the_cpu_and_on_both(tmp_path: Path) -> None:
     assert all(row.is_right for row in rows)
 
 
-def test_fp8_is_refused_by_name() -> None:
-    with pytest.raises(ExecutorError, match="kernels of a GPU do not read E4M3 yet; run the model on the CPU"):
-        golden.digest_of("qwen2", "E4M3", device="cuda-emulated")
-
-
 @pytest.mark.drawn(3)
-@pytest.mark.parametrize(("family", "stored"), [case for case in golden.cases() if case[1] not in _ON_THE_CPU])
+@pytest.mark.parametrize(("family", "stored"), list(golden.cases()))
 def test_every_family_and_type_has_the_golden_digest(family: str, stored: str) -> None:
     """That of the native executor when its numerics were last defined; with a layer on the CPU, too."""
     for host_layers in (0, 1):

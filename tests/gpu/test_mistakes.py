@@ -62,13 +62,13 @@ MISTAKES = {
         "sum = MISTAKE ? part[i].sum * part[i].scale + sum : fma(part[i].sum, part[i].scale, sum);",
     ),
     "digits joined as floats": (
-        "integer_few.h",
+        "integer_parts.h",
         "return float_of_int(of_digit[0] * 256 + of_digit[1]);",
         "return MISTAKE ? float_of_int(of_digit[0] / 2) * 512.0f + float_of_int(of_digit[0] % 2 * 256 + of_digit[1])\n"
         "                                               : float_of_int(of_digit[0] * 256 + of_digit[1]);",
     ),
     "a zero point that is one too small": (
-        "integer_few.h",
+        "integer_parts.h",
         "of_digit[kDigits - 1] = -Fmt::Codes::kZero *",
         "of_digit[kDigits - 1] = ((MISTAKE ? 1 : 0) - Fmt::Codes::kZero) *",
     ),
@@ -76,6 +76,47 @@ MISTAKES = {
         "integer_few.h",
         "minima.get(minimum_at(chunk, step + i / kSubs, sub, row))",
         "minima.get(minimum_at(chunk, step + i / kSubs, sub, MISTAKE ? row ^ 1 : row))",
+    ),
+    "a tile's weights read before they are there": (
+        "integer_many.h",
+        "cta.template wait<0>();\n            cta.sync();",
+        "cta.template wait<0>();\n            if (!MISTAKE) cta.sync();",
+    ),
+    "no barrier before a tile's next weights": (
+        "integer_many.h",
+        "            });\n            cta.sync();\n        }",
+        "            });\n            if (!MISTAKE) cta.sync();\n        }",
+    ),
+    "a power of another token of a tile": (
+        "integer_many.h",
+        "staged.template get_as<float>(at)",
+        "staged.template get_as<float>(MISTAKE ? digits_at(warp * kTokensOfWarp, step) : at)",
+    ),
+    "a tile's minimum before its product": (
+        "integer_many.h",
+        "fma(Of::value(sub, at, staged), minima.get(scale_at(step, sub, row)), sums.v[i])",
+        "(MISTAKE ? Of::value(sub, at, staged) * minima.get(scale_at(step, sub, row)) + sums.v[i]\n"
+        "         : fma(Of::value(sub, at, staged), minima.get(scale_at(step, sub, row)), sums.v[i]))",
+    ),
+    "a fetch into a tile's chunk that is read": (
+        "float_many.h",
+        "fetch(chunk + 1);  // into",
+        "fetch(chunk + (MISTAKE ? 2 : 1));  // into",
+    ),
+    "leaves of a tile that go on to the next token's": (
+        "float_many.h",
+        "            leaf = begun;\n",
+        "            if (!MISTAKE) leaf = begun;\n",
+    ),
+    "a block's scale before its chain": (
+        "scaled.h",
+        "const float number = Fmt::number(word, j).v;",
+        "const float number = Fmt::number(word, j).v * (MISTAKE ? as_float(block.word(0)).v : 1.0f);",
+    ),
+    "a block's chain that is rounded before its sum": (
+        "scaled.h",
+        "sums[i] = fma(parts[i], scale, sums[i]);",
+        "sums[i] = MISTAKE ? parts[i] * scale + sums[i] : fma(parts[i], scale, sums[i]);",
     ),
     "a limit of 32767": ("digits.h", "<< 23)) > kLimit;", "<< 23)) > (MISTAKE ? 32767 : kLimit);"),
     "ties away from zero": (

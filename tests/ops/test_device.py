@@ -8,6 +8,7 @@ Covers: karat.ops.device_ops.
 
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ if reason := unavailable_reason() or missing("cuda-emulated"):
     pytest.skip(f"no emulated GPU: {reason}", allow_module_level=True)
 
 F32 = NDArray[np.float32]
-FLOATS = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16", "E4M3")
 
 
 def both(width: Activations = "int16") -> tuple[NativeOps, EmulatedOps]:
@@ -98,14 +99,15 @@ def test_digests() -> None:
 @pytest.mark.parametrize("stored", CODINGS)
 @pytest.mark.parametrize("width", NAMES)
 def test_linear_layers_on_blocks(stored: str, width: Activations) -> None:
-    """Rows of every kind, panels of both widths, a bias; one token and several."""
+    """Rows of every kind, panels of both widths, a bias; one token, several, and more than a tile has."""
     rng = rng_of(stored, width)
     columns = 256 * int(rng.integers(1, 8)) if FORMATS[stored].block_size == 256 else 32 * int(rng.integers(1, 70))
     weight = random_blocks(stored, int(rng.integers(1, 150)), columns, rng)
     x = rows_of_all_kinds(columns, rng)
     bias = vector(rng.standard_normal(weight.shape[0]).astype(np.float32))
     for ends in ((columns,), leaf_ends(columns, FORMATS[stored].block_size)):
-        for rows in (x[:1], x[3:4], x[: int(rng.integers(2, len(x) + 1))]):
+        many = x[rng.integers(0, len(x), int(rng.integers(17, 70)))]
+        for rows in (x[:1], x[3:4], x[: int(rng.integers(2, len(x) + 1))], many):
             results = [
                 ops.linear(rows, ops.load(weight), ops.load(bias), leaves=ends, name="op") for ops in both(width)
             ]
@@ -115,26 +117,28 @@ def test_linear_layers_on_blocks(stored: str, width: Activations) -> None:
 @pytest.mark.parametrize("stored", FLOATS)
 def test_linear_layers_on_floats(stored: str) -> None:
     rng = rng_of(stored)
-    for tokens in (1, 2, int(rng.integers(3, 20))):
+    for tokens in (1, 2, int(rng.integers(3, 17)), int(rng.integers(17, 70))):
         columns, rows = int(rng.integers(1, 1700 if tokens == 2 else 300)), int(rng.integers(1, 150))
+        unit = FORMATS[stored].block_size if stored in FORMATS else 1
+        columns = -(-columns // unit) * unit
         weight = random_blocks(stored, rows, columns, rng)
         x = rng.standard_normal((tokens, columns)).astype(np.float32)
         x[-1, -1] = rng.choice([np.nan, np.inf, 1e-42, 1.0])
-        for ends in ((columns,), leaf_ends(columns, 1)):
+        for ends in ((columns,), leaf_ends(columns, unit)):
             results = [ops.linear(x, ops.load(weight), leaves=ends, name="op") for ops in both()]
             assert_same_bits(results[1], results[0], f"{weight.shape}, {tokens} tokens, {len(ends)} leaves")
 
 
 def test_qkv_and_gate_up_are_linear_layers() -> None:
     rng = rng_of()
-    x = rng.standard_normal((3, 64)).astype(np.float32)
     weights = [random_blocks("Q4_0", rows, 64, rng) for rows in (64, 32, 32)]
-    for ops in both():
+    for ops, tokens in product(both(), (3, 40)):
+        x = rng.standard_normal((tokens, 64)).astype(np.float32)
         q, k, v = (ops.load(weight) for weight in weights)
         heads = ops.qkv(x, (q, k, v), None, head_dim=16, names=("q", "k", "v"))
         gates = ops.gate_up(x, (k, v), None, names=("gate", "up"))
         for got, weight in zip((*heads, *gates), (q, k, v, k, v), strict=True):
-            assert_same_bits(values_of(got).reshape(3, -1), values_of(ops.linear(x, weight, name="op")))
+            assert_same_bits(values_of(got).reshape(tokens, -1), values_of(ops.linear(x, weight, name="op")))
 
 
 @pytest.mark.parametrize("stored", [*FLOATS, *CODINGS])
@@ -404,11 +408,12 @@ def test_routes(renormalised: bool, score: Any, is_plain: bool) -> None:
 
 @pytest.mark.drawn(1, each=("width",))
 @pytest.mark.parametrize("width", NAMES)
-@pytest.mark.parametrize("stored", [("Q4_0", "Q8_0"), ("F16", "Q4_1"), ("Q5_0", "BF16")])
+@pytest.mark.parametrize("stored", [("Q4_0", "Q8_0"), ("F16", "Q4_1"), ("Q5_0", "BF16"), ("E4M3", "E4M3")])
 def test_experts(stored: tuple[str, str], width: Activations) -> None:
     """One row and several, of a rank that has some of the experts, in one leaf and eight; with biases and a clamp."""
     rng = rng_of(stored, width)
-    hidden, inner, count, first, chosen = 64, 96, int(rng.integers(1, 9)), int(rng.integers(0, 3)), 3
+    hidden, inner = (128, 256) if "E4M3" in stored else (64, 96)
+    count, first, chosen = int(rng.integers(1, 9)), int(rng.integers(0, 3)), 3
     shapes = [(stored[0], inner, hidden), (stored[0], inner, hidden), (stored[1], hidden, inner)]
     weights = [[random_blocks(*shape, rng) for _ in range(count)] for shape in shapes]
     ids = np.array([rng.permutation(count + 4)[:chosen] for _ in range(5)], np.int32)

@@ -33,10 +33,11 @@ class DeviceMeter:
 
     def __init__(self, ops: DeviceOps, *, copied_bytes: int | None = None) -> None:
         size = copied_bytes or (EMULATED_BYTES if ops.executor == "cuda-emulated" else COPIED_BYTES)
-        source, to = (ops.floats(size // 4, "an array to measure what the GPU copies") for _ in range(2))
+        arrays = [ops.floats(size // 4, "an array to measure what the GPU copies") for _ in range(2)]
         self._name, self._bytes = ops.device_name, 2 * size
         self._device = ops.kernels.device
-        self._copy = recorded_launches(self._device, lambda: self._device.copy(to, source))
+        self._arrays = arrays  # recorded launches have their places alone
+        self._copy = recorded_launches(self._device, lambda: self._device.copy(*arrays))
         self._readings: list[float] = []
 
     def run(self) -> None:
@@ -48,7 +49,7 @@ class DeviceMeter:
 
 
 def recorded_launches(device: Any, launch: Callable[[], Any]) -> Callable[[], None]:
-    """What `launch` launches, as one list; it is called twice now."""
+    """What `launch` launches, as one list; it is called twice now. Its arrays are to be kept while the list is used."""
     launch()
     device.begin_recording()
     launch()

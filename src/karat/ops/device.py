@@ -32,7 +32,6 @@ from karat.ops.rope_table import cos_sin_table
 from karat.ranks.group import Share, tree_sum
 
 _CACHE_TYPES: tuple[FloatName, ...] = ("float32", "float16", "bfloat16")  # CacheType in csrc/contract/kernels.h
-_ON_THE_CPU = ("E4M3",)  # stored types
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")  # in the name of a weight
 
 _RESERVED = 512 * 1024**2  # bytes of a GPU's memory that launches and results of a step may take
@@ -151,11 +150,6 @@ class DeviceOps(NativeOps):
         with self._room(weight.name):
             if len(weight.shape) == 1:
                 return self._device.array(np.ascontiguousarray(weight.to_array(np.dtype(np.float32))))
-            if weight.dtype in _ON_THE_CPU:
-                raise ExecutorError(
-                    f"{weight.name}: kernels of a GPU do not read {weight.dtype} yet; run the model on the CPU, or "
-                    "convert it (karat convert --quant)"
-                )
             weight = self.with_kernels(weight)
             order = None if weight.row_order is None else np.ascontiguousarray(weight.row_order(), np.int64)
             first_byte = 0 if weight.row_span is None else weight.row_span[0]
