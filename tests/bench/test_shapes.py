@@ -247,7 +247,19 @@ def test_of_a_shape_that_is_none_there_is_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-KINDS = ("exaone4 with windows", "granite", "ministral3", "olmo3", "phi3 with longrope", "seed_oss", "smollm3")
+KINDS = (
+    "exaone4 with windows",
+    "gemma2",
+    "gemma3_text",
+    "granite",
+    "ministral3",
+    "muse_glimmer_text",
+    "olmo2",
+    "olmo3",
+    "phi3 with longrope",
+    "seed_oss",
+    "smollm3",
+)
 
 
 @pytest.mark.drawn(3)
