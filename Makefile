@@ -41,6 +41,7 @@ help:
 	@echo "make cross   compile the kernels for 64-bit Arm, and run them there in an emulator if there is one"
 	@echo "make screenshots make the pictures of the page in docs/images anew (needs Chromium)"
 	@echo "make wheel   build a wheel into dist/, and try it in an empty environment"
+	@echo "make cross-wheels build wheels for 64-bit Arm, Linux and macOS, with the compilers for them that are here"
 	@echo "make lock    resolve all dependencies anew into constraints.txt"
 	@echo "make clean   remove everything that make made, the environment included"
 	@echo
@@ -179,6 +180,11 @@ screenshots: peers
 wheel: $(STAMPS)/wheel-tools
 	@echo "[3/3] building the wheel, compiling its kernels"
 	@$(BIN)/python tools/make_wheel.py
+
+.PHONY: cross-wheels
+cross-wheels: $(STAMPS)/wheel-tools
+	$(BIN)/python tools/cross_wheel.py linux
+	$(BIN)/python tools/cross_wheel.py macos
 
 .PHONY: lock
 lock: $(STAMPS)/build-tools
