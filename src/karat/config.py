@@ -12,7 +12,7 @@ from typing import Literal
 
 from karat.errors import ConfigError
 
-RopeType = Literal["default", "factors", "linear", "llama3", "longrope", "yarn"]
+RopeType = Literal["default", "factors", "linear", "llama3", "longrope", "proportional", "yarn"]
 FloatName = Literal["float16", "bfloat16", "float32", "float64"]
 Activations = Literal["float64", "float32", "int24", "int16", "int8"]
 
@@ -34,7 +34,7 @@ class RopeConfig:
     original length. yarn: `factor`, the original length, the betas, `truncate` and `attention_factor` (already
     resolved; cosine and sine are multiplied by it). factors (only from GGUF): `factors` has a number for each pair of a
     head, and the pair's frequency is divided by it. longrope: the same, with an `attention_factor`; each wavelength is
-    multiplied.
+    multiplied. proportional: ProportionalRope.
     """
 
     theta: float
@@ -48,6 +48,22 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
     factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProportionalRope(RopeConfig):
+    """RoPE of the kind proportional, with `factor`: the first pairs of a head are turned as where all are.
+
+    These are `share` of all pairs, rounded down; the others stay as they are. A class of its own, as a field of all
+    would change the fingerprints of all models.
+    """
+
+    rope_type: RopeType = "proportional"
+    share: float
+
+    def turned_pairs(self, head_dim: int) -> int:
+        """How many pairs of a head of this size are turned."""
+        return int(self.share * head_dim // 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

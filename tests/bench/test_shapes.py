@@ -67,6 +67,11 @@ def test_a_shape_has_the_parameters_of_the_released_model(name: str) -> None:
             },
             20_914_757_184,
         ),
+        (
+            "gemma-4-26b-a4b-cut",
+            {"num_hidden_layers": 30, "vocab_size": 262144, "vocab_size_per_layer_input": 262144},
+            25_233_141_790,
+        ),
     ],
 )
 def test_with_all_layers_and_tokens_it_has_those_of_the_released_model(

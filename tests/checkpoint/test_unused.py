@@ -12,9 +12,9 @@ from karat.checkpoint.unused import (
     AUDIO,
     PREDICTION,
     VISION,
-    prediction_in_folder,
     remarks_on_unused,
     set_aside,
+    unused_in_folder,
 )
 from karat.checkpoint.weights import Weight
 from karat.convert import MIXES, convert
@@ -64,7 +64,7 @@ LAYERS = {"num_hidden_layers": 46, "num_nextn_predict_layers": 2}
 def test_what_only_predicts_further_tokens_is_known_by_its_name(
     config: dict[str, Any], name: str, predicts: bool
 ) -> None:
-    assert prediction_in_folder(config)(name) is (PREDICTION if predicts else None)
+    assert unused_in_folder(config)(name) is (PREDICTION if predicts else None)
 
 
 def test_a_folder_is_the_model_without_them(tmp_path: Path) -> None:

@@ -122,6 +122,18 @@ def test_gelu_mul(ops: Executor, rows: int, n: int, scale: float, seed: int) -> 
 
 
 @every_executor
+@given(rows=sizes, n=sizes, factor=st.floats(-100, 100, width=32), seed=seeds)
+@example(rows=2051, n=70, factor=0.7, seed=1)
+def test_scale_by(ops: Executor, rows: int, n: int, factor: float, seed: int) -> None:
+    """One rounding. A weight of another size is refused by name."""
+    (x,) = draw(seed, (rows, n), dtype=ops.dtype)
+    want = exact(x) * float(np.float32(factor))
+    check(ops, ops.scale_by(x, load(ops, np.array([factor], np.float32)), name="op"), want, np.abs(want.numpy()))
+    with pytest.raises(ExecutorError, match="a factor of 2 numbers"):
+        ops.scale_by(x, load(ops, np.ones(2, np.float32)), name="op")
+
+
+@every_executor
 @given(rows=sizes, n=sizes, scale=st.sampled_from([0.1, 1.0, 30.0, 3000.0]), cap=st.floats(0.01, 100), seed=seeds)
 @example(rows=2051, n=70, scale=30.0, cap=50.0, seed=1)
 def test_soft_cap(ops: Executor, rows: int, n: int, scale: float, cap: float, seed: int) -> None:
@@ -282,21 +294,25 @@ def _gap_after(sums: torch.Tensor, count: int) -> torch.Tensor:
     experts=st.integers(1, 20),
     chosen=st.integers(1, 4),
     seed=seeds,
+    by_gelu=st.booleans(),
 )
-@example(rows=1, hidden=64, inner=96, experts=16, chosen=4, seed=1)
-@example(rows=300, hidden=40, inner=33, experts=9, chosen=3, seed=2)
-def test_experts(ops: Executor, rows: int, hidden: int, inner: int, experts: int, chosen: int, seed: int) -> None:
+@example(rows=1, hidden=64, inner=96, experts=16, chosen=4, seed=1, by_gelu=False)
+@example(rows=300, hidden=40, inner=33, experts=9, chosen=3, seed=2, by_gelu=True)
+def test_experts(
+    ops: Executor, rows: int, hidden: int, inner: int, experts: int, chosen: int, seed: int, by_gelu: bool
+) -> None:
     chosen = min(chosen, experts)
     x, logits = draw(seed, (rows, hidden), (rows, experts), dtype=ops.dtype)
     gates, ups, downs = weights(seed + 1, (experts, inner, hidden), (experts, inner, hidden), (experts, hidden, inner))
     ids, shares = ops.route(logits, Routing(chosen, renormalised=True), names=("op.ids", "op.weights"))
     loaded = (tuple(load(ops, each) for each in of_all) for of_all in (gates, ups, downs))
-    got = ops.experts(x, ids, shares, *loaded, leaves=leaf_ends(experts, 1), name="op")
+    got = ops.experts(x, ids, shares, *loaded, leaves=leaf_ends(experts, 1), by_gelu=by_gelu, name="op")
     want, bound = torch.zeros(rows, hidden, dtype=torch.float64), np.zeros((rows, hidden))
     for row, (of_row, by) in enumerate(zip(ops.read(ids), ops.read(shares), strict=True)):
         for expert, share in zip(of_row, by, strict=True):
             gate, up = (F.linear(exact(x[row]), exact(w[expert])) for w in (gates, ups))
-            want[row] += F.linear(F.silu(gate) * up, exact(downs[expert])) * float(share)
+            inside = F.gelu(gate, approximate="tanh") if by_gelu else F.silu(gate)
+            want[row] += F.linear(inside * up, exact(downs[expert])) * float(share)
             largest = np.abs(gates[expert]) @ np.abs(x[row]), np.abs(ups[expert]) @ np.abs(x[row])
             bound[row] += abs(float(share)) * (np.abs(downs[expert]) @ (1.2 * largest[0] * largest[1]))
     check(ops, got, want, (3 * hidden + inner + chosen + 40) * bound)

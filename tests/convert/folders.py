@@ -15,6 +15,8 @@ from karat.models.registry import read_config
 from tests.support.parallel import hub_name, joined
 from tests.support.sideways import sideways
 
+_PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+_PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "exaone4": {
         "model_type": "exaone4",
@@ -39,6 +41,46 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 6,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "rope_local_base_freq": 500.0,
+    },
+    "gemma4_text": {
+        "model_type": "gemma4_text",
+        "rope_parameters": {"full_attention": _PROPORTIONAL, "sliding_attention": _PLAIN},
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "sliding_window": 24,
+        "num_hidden_layers": 6,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 48,
+    },
+    "gemma4_text with layers that read earlier ones": {
+        "model_type": "gemma4_text",
+        "rope_parameters": {
+            "full_attention": _PROPORTIONAL,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "sliding_window": 24,
+        "num_hidden_layers": 5,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "full_attention"],
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 4100,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma4_unified_text": {
+        "model_type": "gemma4_unified_text",
+        "rope_parameters": {"full_attention": _PROPORTIONAL, "sliding_attention": _PLAIN},
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "sliding_window": 24,
+        "num_hidden_layers": 2,
     },
     "muse_glimmer_text": {
         "model_type": "muse_glimmer_text",

@@ -95,7 +95,10 @@ def test_a_model_without_a_tokenizer_is_converted_without_one(tmp_path: Path) ->
 
 @pytest.mark.drawn(1, each=("family",))
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family",
+    ["gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"],
+)
 def test_what_is_stored_otherwise_is_what_the_gguf_package_writes(family: str, seed: int, tmp_path: Path) -> None:
     """Bit for bit: tiled value heads, 1 + weight, rates. What is read from such a file is written as it lies."""
     pytest.importorskip("torch", reason="transformers needs torch")
@@ -103,7 +106,8 @@ def test_what_is_stored_otherwise_is_what_the_gguf_package_writes(family: str, s
 
     rng = random.Random(f"{SEED} {family} {seed}")
     if family.startswith("gemma"):
-        raw = random_models.draw_gemma_of_gguf(rng, family) | {"vocab_size": 4100}
+        raw = random_models.draw_gemma_of_gguf(rng, family)
+        raw |= {key: 4100 for key in ("vocab_size", "vocab_size_per_layer_input") if key in raw}
     else:
         raw = random_models.draw_config(rng, family, "default") | {"vocab_size": 4100, "full_attention_interval": 2}
         raw = {key: raw[key] for key in raw.keys() - {"mlp_only_layers", "decoder_sparse_step"}}

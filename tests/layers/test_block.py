@@ -51,7 +51,7 @@ def test_branches_are_added_in_order(
     before: RowLayer | None, after: RowLayer | None, has_second: bool, multiplier: float | None, scale: RowLayer | None
 ) -> None:
     first, second = Branch(before, Plus(3), after, multiplier), Branch(after, Plus(11), before, multiplier)
-    block = Block("layer", first, second if has_second else None, scale)
+    block = Block("layer", first, second if has_second else None, scale=scale)
     want = X + ((X * 2 if before else X) + 3) * (5 if after else 1) * (multiplier or 1)
     if has_second:
         want = want + ((want * 5 if after else want) + 11) * (2 if before else 1) * (multiplier or 1)
@@ -72,7 +72,7 @@ def test_the_last_result_has_the_name_of_the_layer(
     second: Branch | None, scale: RowLayer | None, sums: list[str]
 ) -> None:
     tap = Tap(ReferenceOps())
-    Block("layer", Branch(None, Plus(1)), second, scale)(tap, X, None, None, {})
+    Block("layer", Branch(None, Plus(1)), second, scale=scale)(tap, X, None, None, {})
     assert list(tap.records) == sums  # a scale is an op of its own, recorded by its own name
 
 

@@ -1,6 +1,7 @@
 """config.json is read strictly: transformers 4 and 5 agree, and nothing that may change the result is passed over.
 
-Covers: karat.models.family, karat.models.gemma2, karat.models.gemma3_text, karat.models.gemmas, karat.models.gpt_oss,
+Covers: karat.models.family, karat.models.gemma2, karat.models.gemma3_text, karat.models.gemma4_text,
+karat.models.gemma4_unified_text, karat.models.gemma4s, karat.models.gemmas, karat.models.gpt_oss,
 karat.models.granite, karat.models.llama, karat.models.mistral, karat.models.ministral3, karat.models.qwen2,
 karat.models.qwen3, karat.models.qwen3_moe, karat.models.qwen2_moe, karat.models.mixtral, karat.models.mixtures,
 karat.models.olmo2, karat.models.olmoe, karat.models.reader, karat.models.ropes, karat.models.seed_oss,
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from karat.config import ModelConfig, RopeConfig
+from karat.config import ModelConfig, ProportionalRope, RopeConfig
 from karat.errors import ConfigError
 from karat.models.families import FAMILIES
 from karat.models.reader import ConfigReader, read_dtype
@@ -51,6 +52,17 @@ _GEMMA = {
     "attention_bias": False,
     "use_bidirectional_attention": False,
 }
+_GEMMA4 = {
+    **_GEMMA,
+    "query_pre_attn_scalar": ...,
+    "final_logit_softcapping": 30.0,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": True,
+    "use_bidirectional_attention": None,
+}
 EXTRA: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": 64, "sliding_window_pattern": 2, "head_dim": 12, "pad_token_id": 0},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
@@ -61,6 +73,16 @@ EXTRA: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 10000,
         "sliding_window_pattern": 2,
     },
+    "gemma4_text": {
+        **_GEMMA4,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 100,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
+    "gemma4_unified_text": _GEMMA4,
     "granite": {
         "attention_bias": False,
         "mlp_bias": False,
@@ -220,7 +242,7 @@ LONG = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 
 
-ROPE_BY_KIND = ("gemma3_text", "olmo3")
+ROPE_BY_KIND = ("gemma3_text", "gemma4_text", "gemma4_unified_text", "olmo3")
 
 
 def rope_of(family: str, **rope: Any) -> dict[str, Any]:
@@ -250,6 +272,62 @@ def test_transformers_4_and_5_write_the_same_model(family: str) -> None:
 
 
 RELEASED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (  # the text of a Gemma 4 release with experts, as its publisher writes it
+        {
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "attention_k_eq_v": True,
+            "bos_token_id": 2,
+            "dtype": "bfloat16",
+            "enable_moe_block": True,
+            "eos_token_id": 1,
+            "final_logit_softcapping": 30.0,
+            "global_head_dim": 512,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 2816,
+            "hidden_size_per_layer_input": 0,
+            "initializer_range": 0.02,
+            "intermediate_size": 2112,
+            "layer_types": [*(["sliding_attention"] * 5), "full_attention"] * 5,
+            "max_position_embeddings": 262144,
+            "model_type": "gemma4_text",
+            "moe_intermediate_size": 704,
+            "num_attention_heads": 16,
+            "num_experts": 128,
+            "num_global_key_value_heads": 2,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 8,
+            "num_kv_shared_layers": 0,
+            "pad_token_id": 0,
+            "rms_norm_eps": 1e-06,
+            "rope_parameters": {
+                "full_attention": {
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1000000.0,
+                    "rope_type": "proportional",
+                },
+                "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+            "sliding_window": 1024,
+            "tie_word_embeddings": True,
+            "top_k_experts": 8,
+            "use_bidirectional_attention": "vision",
+            "use_cache": True,
+            "use_double_wide_mlp": False,
+            "vocab_size": 262144,
+            "vocab_size_per_layer_input": 262144,
+        },
+        {
+            "layer_windows": (*(1024,) * 5, None) * 5,
+            "rope": ProportionalRope(theta=1e6, share=0.25),
+            "window_rope": RopeConfig(theta=1e4),
+            "kv_heads": (*(8,) * 5, 2) * 5,
+            "global_head_dim": 512,
+            "inputs": None,
+            "num_experts_per_tok": 8,
+        },
+    ),
     (  # a Gemma 3 release: five windows, then a layer that sees all keys and has another RoPE
         {
             "architectures": ["Gemma3ForCausalLM"],
@@ -578,6 +656,32 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("phi3", {"original_max_position_embeddings": 512, "rope_scaling": LONG}, "original_max_position_embeddings=512"),
     ("phi3", {"layer_types": ["full_attention"] * 4}, "layer_types"),
     ("phi3", {"partial_rotary_factor": 0.4}, "head_dim=3: rotary embedding turns pairs"),
+    ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
+    ("gemma4_text", {"num_kv_shared_layers": 4}, "expected fewer than all 4 layers"),
+    ("gemma4_text", {"num_kv_shared_layers": 3}, "an earlier layer of full_attention, and there is none"),
+    ("gemma4_text", {"global_head_dim": 0}, "global_head_dim=0"),
+    ("gemma4_text", {"hidden_size_per_layer_input": -1}, "hidden_size_per_layer_input=-1"),
+    ("gemma4_text", {"vocab_size_per_layer_input": 99}, "a row for each of 100 tokens"),
+    ("gemma4_text", {"top_k_experts": 9}, "num_experts_per_tok=9: expected 1 to num_experts=8"),
+    ("gemma4_text", {"num_experts": None}, "num_experts is missing"),
+    (
+        "gemma4_text",
+        {"sliding_window": 0, "layer_types": ["sliding_attention"] * 4},
+        "=None: expected a positive number",
+    ),
+    ("gemma4_text", {"layer_types": ["chunked_attention"] * 4}, "layer_types=["),
+    (
+        "gemma4_text",
+        {"per_layer_config": {"1": {"head_dim": 16}, "3": {"head_dim": 16}}, "global_head_dim": ...},
+        "per_layer_config=",
+    ),
+    ("gemma4_text", {"per_layer_config": {"3": {}}}, "no global_head_dim"),
+    (
+        "gemma4_text",
+        {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.5}}},
+        "partial_rotary_factor=1.5: expected",
+    ),
+    ("gemma4_unified_text", {"enable_moe_block": True}, "enable_moe_block=True"),
     ("granite", {"logits_scaling": 0}, "logits_scaling=0.0"),
     ("granite", {"logits_scaling": True}, "logits_scaling=True"),
     (
@@ -839,6 +943,8 @@ def test_null_and_absence_mean_what_they_mean_to_transformers(family: str) -> No
         "exaone4",
         "gemma2",
         "gemma3_text",
+        "gemma4_text",
+        "gemma4_unified_text",
         "gpt_oss",
         "lfm2",
         "lfm2_moe",
@@ -910,7 +1016,7 @@ def test_transformers_own_files_are_read(tmp_path: Any) -> None:
         ours = read_config(json.loads((tmp_path / family / "config.json").read_text()))
         assert isinstance(ours, ModelConfig)
         assert ours.num_layers == config.num_hidden_layers
-        assert ours.head_dim == getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        assert ours.head_dim == config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
         assert ours.tie_word_embeddings == config.tie_word_embeddings
         rope = config.rope_parameters
         assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"]

@@ -17,7 +17,7 @@ PACKAGE = Path(karat.__file__).parent
 OTHER_MEANINGS = {
     "bench/peers/gguf_file.py": "a pre-tokenizer in GGUF",
     "check/diagnosis/peers.py": "pre-tokenizers in GGUF",
-    "bench/shapes.py": "config.json of released models",
+    "bench/shape_configs.py": "config.json of released models",
     "checkpoint/unsupported.py": "what is nearest to others",
     "convert/tokenizer.py": "kinds of tokenizers in GGUF",
     "text/tools/lfm2.py": "a format of calls",

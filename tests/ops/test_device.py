@@ -29,6 +29,7 @@ from karat.ops.api import (
     HeadGroups,
     PagedAttention,
     Routing,
+    ScaleBy,
     Single,
     Tensor,
 )
@@ -368,7 +369,7 @@ class NewOp(Single):
 
 def test_every_op_has_a_function_or_is_refused_by_name() -> None:
     """Or is told apart before: attention by its observer, columns by DeviceOps, which exchanges them between ranks."""
-    told_apart = {PagedAttention, GatherColumns}
+    told_apart = {PagedAttention, GatherColumns, ScaleBy}
     assert {*OPS} - {*device_ops._FUNCTIONS, *device_ops._WITH_DIGITS} == told_apart
     with pytest.raises(ExecutorError, match=r"^NewOp: a GPU has no kernels for this op yet$"):
         both()[1].apply(NewOp(np.ones((2, 4), np.float32), name="op"))

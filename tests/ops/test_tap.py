@@ -52,6 +52,8 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     config = random_models.draw_config(rng, family) | {"num_hidden_layers": 2}
     for key in ("layer_types", "layer_rope_theta", "decoder_sparse_step", "mlp_only_layers"):
         config.pop(key, None)
+    if family.startswith("gemma4"):
+        config |= {"num_kv_shared_layers": 0, "attention_k_eq_v": False}
     if family == "exaone4":  # which layers have a window follows from the window
         config["sliding_window"] = 7
     recurrent: list[str] = []  # modules of the first layer, where it has no attention
@@ -76,10 +78,13 @@ def test_records_are_what_transformers_modules_return(family: str) -> None:
     with torch.no_grad():
         theirs["lm_head"] = hf(torch.tensor([ids])).logits  # which granite divides
     embedding = "model.embed_tokens"
-    if hasattr(hf.model.embed_tokens, "embed_scale"):  # by which the module multiplies
-        embedding, theirs["model.embed_tokens_scaled"] = "model.embed_tokens_scaled", theirs.pop(embedding)
+    for name, module in hf.named_modules():
+        if hasattr(module, "embed_scale"):  # by which the module multiplies
+            theirs[f"{name}_scaled"] = theirs.pop(name)
+    if embedding not in theirs:
+        embedding = "model.embed_tokens_scaled"
     if family == "muse_glimmer_text":  # which normalises
-        embedding, theirs["model.embed_tokens_normed"] = "model.embed_tokens_normed", theirs.pop(embedding)
+        embedding, theirs["model.embed_tokens_normed"] = "model.embed_tokens_normed", theirs.pop("model.embed_tokens")
 
     model = forward.from_transformers(config, hf, ReferenceOps("float32"))
     tap = Tap(model.ops)

@@ -1,7 +1,7 @@
-"""Models with recurrent layers, by their released templates: calls whose values the schema types, reasoning that the
-prompt has opened, whole and streamed, in every protocol; and the answer sent back is what the model wrote.
+"""Models with recurrent layers and Gemma 4, by their released templates: calls whose values the schema types, reasoning
+that the prompt has opened, whole and streamed, in every protocol; and the answer sent back is what the model wrote.
 
-Covers: karat.text.tools.xml, karat.text.tools.lfm2.
+Covers: karat.text.tools.xml, karat.text.tools.lfm2, karat.text.tools.gemma.
 """
 
 import json
@@ -66,13 +66,33 @@ def documented(values: dict[str, Any]) -> str:
     return f"<|tool_call_start|>[look({inner})]<|tool_call_end|>"
 
 
+def gemma(values: dict[str, Any]) -> str:
+    """A call as Gemma 4's template writes it: names in order, texts between quotes of their own, None as Python's."""
+
+    def written(value: Any) -> str:
+        match value:
+            case str():
+                return f'<|"|>{value}<|"|>'
+            case dict():
+                return "{" + ",".join(f"{key}:{written(value[key])}" for key in sorted(value)) + "}"
+            case list():
+                return f"[{','.join(map(written, value))}]"
+            case _:
+                return {True: "true", False: "false"}.get(value, str(value)) if value is not None else "None"
+
+    return f"<|tool_call>call:look{written(values)}<tool_call|>"
+
+
 LFM2_MARKS = ("<|tool_call_start|>", "<|tool_call_end|>")
+GEMMA = "google-gemma-4-31B-it"
+GEMMA_MARKS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|tool_response>", "<turn|>")
 # The special tokens that calls need, how a call is written, what stands before it, reasoning and what is around it.
 MODELS: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], str], str, str]] = {
     "Qwen3.5-4B": ((), xml, "\n\n", "{}\n</think>\n\n"),
     "Qwen3-Coder": ((), xml, "\n\n", ""),
     "LFM2.5-8B-A1B": (LFM2_MARKS, pythonic, "", "<think>{}</think>"),
     "LFM2-8B-A1B": (LFM2_MARKS, documented, "\n", ""),
+    GEMMA: (GEMMA_MARKS, gemma, "", "<|channel>thought\n{}\n<channel|>"),
 }
 
 
@@ -164,6 +184,9 @@ def test_an_answer_sent_back_is_what_the_model_wrote(model: tuple[str, Running])
     name, server = model
     said = said_by(name, "Hm.")
     body = body_of(CHAT, said)
+    if name == GEMMA:  # which writes a text after the calls, and a thought that is begun only where it may come
+        said = said.replace("Let me see.", "")
+        body = body_of(CHAT, said) | {"chat_template_kwargs": {"enable_thinking": True}}
     (choice,) = server.ask(CHAT, body | {"return_token_ids": True}).json["choices"]
     result = {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "It is wet."}
     later = body | {"messages": [*body["messages"], choice["message"], result]}

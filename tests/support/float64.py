@@ -52,7 +52,7 @@ class InFloat64:
         for kind, ours in self._frequencies.items():
             theirs = getattr(fresh, f"{kind}_inv_freq" if kind else "inv_freq").numpy()
             assert theirs.dtype == np.float32
-            assert np.abs(ours / theirs - 1).max() <= 4 * 2.0**-23, "more than a few last bits apart"
+            assert (np.abs(ours - theirs) <= 4 * 2.0**-23 * theirs).all(), "more than a few last bits apart"
         self._copies = 1 if "GptOss" in type(self._rotary).__name__ else 2  # of the angles, in a row
         self._mode = Widen()
         self._module: Any = sys.modules[type(base).__module__]

@@ -65,6 +65,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 128,
     },
     "exaone4": {"sliding_window": 20, "sliding_window_pattern": 2, "tie_word_embeddings": False},
+    "gemma4_text": {
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "attention_k_eq_v": True,
+        "moe_intermediate_size": 128,
+    },
+    "gemma4_unified_text": {"num_kv_shared_layers": 1, "attention_bias": True},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {"no_rope_layers": [1, 0], "tie_word_embeddings": False},
     "granite": {"attention_bias": True},

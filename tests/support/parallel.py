@@ -39,6 +39,19 @@ _OWN: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": None, "pad_token_id": 0},  # a cache of one group
     "gemma2": {"sliding_window": 512, "attn_logit_softcapping": 5.0},
     "gemma3_text": {"sliding_window": 512, "rope_local_base_freq": 100.0},
+    "gemma4_text": {
+        "global_head_dim": 128,
+        "sliding_window": 512,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 601,
+        "enable_moe_block": True,
+        "num_experts": 16,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 256,
+        "final_logit_softcapping": 5.0,
+    },
+    "gemma4_unified_text": {"global_head_dim": 128, "sliding_window": 512, "attention_k_eq_v": True},
     "granite": {
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.0625,
@@ -183,7 +196,16 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
     if family == "lfm2_moe":
         kinds = ("conv", "full_attention")
         config["layer_types"] = [kinds[index % 2] for index in range(config["num_hidden_layers"])]
-    if family.startswith("gemma"):
+    if family.startswith("gemma4"):
+        rope = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+        config["rope_parameters"] = {
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }
+        del config["rope_theta"]
+        if "sliding_window" not in changes:  # a cache of one group
+            config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    elif family.startswith("gemma"):
         config = {"query_pre_attn_scalar": config["head_dim"]} | config  # what GGUF means
         if "sliding_window" not in changes:  # a cache of one group
             config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
@@ -233,6 +255,24 @@ def _join_qkvz(tensors: dict[str, Any], config: dict[str, Any]) -> None:
         tensors[name.replace("qkv", "qkvz")] = (dtype, shape, np.concatenate(by_head, axis=1).reshape(-1))
 
 
+def _stacked(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The experts of a layer as one tensor, with gate and up of each as one matrix."""
+    found: dict[str, Any] = {}
+    stacks: dict[str, dict[tuple[int, bool], Any]] = {}
+    for name, tensor in tensors.items():
+        if (expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", name)) is None:
+            found[name] = tensor
+            continue
+        whole = "down_proj" if expert[3] == "down" else "gate_up_proj"
+        stacks.setdefault(f"{expert[1]}.{whole}", {})[int(expert[2]), expert[3] == "up"] = tensor
+    for name, parts in stacks.items():
+        of_expert = 2 if name.endswith("gate_up_proj") else 1
+        dtype, (rows, columns), _ = parts[0, False]
+        data = np.concatenate([parts[key][2] for key in sorted(parts)])
+        found[name] = dtype, (len(parts) // of_expert, of_expert * rows, columns), data
+    return found
+
+
 def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd: str = "F32") -> Path:
     """A model of random weights: a folder for F32, F16 and BF16, else a GGUF file in it, whose path is returned.
 
@@ -268,6 +308,8 @@ def write(folder: Path, config: dict[str, Any], stored: str, seed: int = 0, odd:
             tensors = {name: (stored, each.shape, each.reshape(-1).view(np.uint8)) for name, each in turned}
         if read.model_type == "qwen3_next":
             _join_qkvz(tensors, config)
+        if read.model_type == "gemma4_text":
+            tensors = _stacked(tensors)
         specs = {
             hub_name(read.model_type, name): TensorSpec(
                 dtype=_TORCH_NAMES[dtype], shape=list(shape), data_ptr=data.ctypes.data, data_len=data.nbytes

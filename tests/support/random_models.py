@@ -8,7 +8,7 @@ norm weights are random too, so that a forgotten one shows.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +21,8 @@ FAMILIES = (
     "exaone4",
     "gemma2",
     "gemma3_text",
+    "gemma4_text",
+    "gemma4_unified_text",
     "gpt_oss",
     "granite",
     "lfm2",
@@ -45,9 +47,9 @@ FAMILIES = (
     "smollm3",
 )
 # Whose traces by transformers are compared in `make test`, or in `make test-long` alone.
-# Muse Glimmer and Phi-3 have none yet.
+# Gemma 4, Muse Glimmer and Phi-3 have none yet.
 _RECORDED_LATER = ("gemma2", "gemma3_text", "lfm2", "lfm2_moe", "qwen3_next")
-_NOT_RECORDED = ("muse_glimmer_text", "phi3")
+_NOT_RECORDED = ("gemma4_text", "gemma4_unified_text", "muse_glimmer_text", "phi3")
 RECORDED = tuple(family for family in FAMILIES if family not in (*_RECORDED_LATER, *_NOT_RECORDED))
 WITH_TRACES = [*RECORDED, *(pytest.param(family, marks=pytest.mark.long) for family in _RECORDED_LATER)]
 _MARGIN = 1e-4
@@ -198,7 +200,10 @@ def draw_config(rng: random.Random, family: str, rope_type: str | None = None) -
         config = {key: value for key, value in config.items() if value is not None}
     if family == "seed_oss":
         config["attention_out_bias"] = rng.random() < 0.5
-    if family.startswith("gemma"):
+    if family.startswith("gemma4"):
+        config |= _draw_gemma4(rng, config)
+        del config["hidden_act"]
+    elif family.startswith("gemma"):
         config |= _draw_gemma(rng, config)
         del config["hidden_act"]
     if family == "muse_glimmer_text":
@@ -263,9 +268,48 @@ def _draw_phi3(rng: random.Random, head_dim: int, rope_type: str | None) -> dict
     return {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
+def _draw_gemma4(rng: random.Random, config: dict[str, Any]) -> dict[str, Any]:
+    """Layers of both kinds, with heads and RoPE of their own; experts, K and V of earlier layers, inputs of layers."""
+    num_layers, num_heads = rng.choice([1, 2, 3, 4]), config["num_attention_heads"]
+    kinds = [*_draw_types(rng, num_layers - 1), "full_attention"]
+    shared = rng.choice([0, 0, num_layers // 2])
+    if not set(kinds) <= set(kinds[: num_layers - shared]):
+        shared = 0
+    full = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": rng.choice([0.25, 0.5, 0.8])}
+    full |= rng.choice([{}, {"factor": 2.0}])
+    own: dict[str, Any] = {
+        "num_hidden_layers": num_layers,
+        "layer_types": kinds,
+        "pad_token_id": 0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": rng.choice([7, 33, 64]),
+        "head_dim": rng.choice([8, 12, 16]),
+        "global_head_dim": rng.choice([16, 20, 34]),
+        "attention_k_eq_v": rng.random() < 0.5,
+        "num_global_key_value_heads": rng.choice([None, 1, num_heads]),
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": rng.random() < 0.5,
+        "attention_bias": rng.random() < 0.3,
+        "final_logit_softcapping": rng.choice([None, 2.5, 30.0]),
+        "rope_parameters": {"sliding_attention": draw_rope(rng, "default"), "full_attention": full},
+    }
+    if config["model_type"] == "gemma4_unified_text":
+        return own | {"num_kv_shared_layers": 0}
+    own |= {"hidden_size_per_layer_input": rng.choice([12, 20] if shared else [0, 0, 12, 20])}  # which 5.24 wants there
+    own |= {"vocab_size_per_layer_input": config["vocab_size"] + rng.choice([0, 3])}
+    if rng.random() < 0.4:
+        number = rng.choice([2, 5, 12])
+        own |= {"enable_moe_block": True, "num_experts": number, "top_k_experts": rng.randint(1, min(4, number))}
+        own |= {"moe_intermediate_size": rng.choice([9, 21])}
+    return own
+
+
 def draw_gemma_of_gguf(rng: random.Random, family: str) -> dict[str, Any]:
     """A config.json of a Gemma that a GGUF file can state: RoPE and q's divisor are as the architecture has them."""
     config = draw_config(rng, family, rng.choice(["default", "linear"]))
+    if family.startswith("gemma4"):
+        config["rope_parameters"]["full_attention"].pop("factor", None)
+        return config | {"attention_bias": False}
     config |= {"final_logit_softcapping": 4.0, "query_pre_attn_scalar": config["head_dim"]}
     config |= {"num_hidden_layers": rng.choice([1, 3, 7])}
     if family == "gemma2":  # of which the gguf package knows no head
@@ -438,7 +482,18 @@ def smallest_margin(hf: Any, ids: Sequence[int]) -> float:
             largest = logits.topk(router.top_k + 1).values
             margins.append(float((largest[:, -2] - largest[:, -1]).min() / logits.std()))
 
+    def look_behind(top_k: int) -> Callable[..., None]:
+        def look(_proj: Any, _args: Any, logits: torch.Tensor) -> None:
+            if top_k < logits.shape[-1]:
+                largest = logits.topk(top_k + 1).values
+                margins.append(float((largest[..., -2] - largest[..., -1]).min() / logits.std()))
+
+        return look
+
     hooks = [module.register_forward_hook(look) for module in hf.modules() if "TopKRouter" in type(module).__name__]
+    for module in hf.modules():
+        if type(module).__name__ == "Gemma4TextRouter":
+            hooks.append(module.proj.register_forward_hook(look_behind(module.config.top_k_experts)))
     with torch.no_grad():
         hf(torch.tensor([list(ids)]))
     for hook in hooks:
@@ -465,7 +520,9 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
             if parameter.ndim == 1 and "norm" in name:
                 mean = 2.0 if any(part in name for part in ("q_norm", "k_norm", "q_layer", "k_layer")) else 1.0
                 is_plus_one = "linear_num_key_heads" in config and "linear_attn" not in name
-                is_plus_one |= config["model_type"].startswith("gemma")
+                if mean == 2 and config["model_type"].startswith("gemma4"):  # which does not scale scores
+                    mean = 1.5 / parameter.shape[0] ** 0.25
+                is_plus_one |= config["model_type"] in ("gemma2", "gemma3_text")
                 is_plus_one |= config["model_type"].startswith("muse") and "layernorm" in name
                 mean -= is_plus_one  # to which 1 is added
                 parameter.copy_(mean + 0.3 * noise)
@@ -486,6 +543,8 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
                 gain = 2.0 if any(part in name for part in ("q_proj", "k_proj", "qkv_proj")) else 1.0
                 parameter.copy_(noise * gain / math.sqrt(parameter.shape[1]))
         for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
             if name.endswith("expert_bias"):  # of sigmoids: some experts are chosen for their bias alone
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     return model.eval().to(dtype)

@@ -22,7 +22,7 @@ from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from tests.checkpoint.gguf.builders import ARRAY, BOOL, F32, I32, STRING, U32, tiny
 from tests.support.seed import SEED
 
-VOCABULARIES = ("deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
+VOCABULARIES = ("deepseek-llm", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
 NUM_STRINGS = 10_000 if "KARAT_LONG" in os.environ else 2_500
 _MARK = "\n__ggml_vocab_test__\n"
 
@@ -75,9 +75,9 @@ class TestVectors:
         tokenizer = loaded(path)
         texts = Path(f"{path}.inp").read_text(encoding="utf-8").split(_MARK)
         lines = Path(f"{path}.out").read_text().split("\n")
-        assert len(texts) == len(lines) >= 47
+        assert len(texts) <= len(lines) and len(texts) >= 46 and not any(lines[len(texts) :])
         num_compared = 0
-        for text, line in zip(texts, lines, strict=True):
+        for text, line in zip(texts, lines, strict=False):
             ids = tokenizer.encode(text, add_special_tokens=False)
             if name in ("qwen2", "qwen35") and not unicodedata.is_normalized("NFC", text):
                 assert ids == tokenizer.encode(unicodedata.normalize("NFC", text), add_special_tokens=False)
@@ -128,6 +128,7 @@ class TestOwnTokenizers:
         [
             ("qwen2", "Qwen2Tokenizer"),
             ("qwen35", "Qwen3_5Tokenizer"),
+            ("gemma-4", "GemmaTokenizer"),
             ("gpt-2", "GPT2Tokenizer"),
             ("olmo", "GPTNeoXTokenizer"),
         ],

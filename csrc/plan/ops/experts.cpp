@@ -152,13 +152,14 @@ struct QuantisePairsOp final : Op {
     }
 };
 
-// A product of each pair's row and a matrix of its expert, with its bias; with two matrices, SwiGLU of both products.
+// A product of each pair's row and a matrix of its expert, with its bias; with two matrices, the gated unit of both
+// products.
 struct ProductsOp final : Op {
     std::optional<Register> x, digits;         // for matrices of stored floats, in blocks
-    std::vector<MatrixRef> weights, ups;       // ups: of SwiGLU, or none
+    std::vector<MatrixRef> weights, ups;       // ups: of a gated unit, or none
     std::vector<VectorRef> biases, up_biases;  // or none
-    std::optional<record::Clamp> clamp;        // of SwiGLU
-    Registers out;                             // of weights; then of ups, and of SwiGLU
+    record::GatedUnit unit;                    // of the gated unit
+    Registers out;                             // of weights; then of ups, and of the gated unit
     bool of_gathered;                          // whether a step's only row is all pairs'
     Activations activations;
     std::shared_ptr<const Sorted> sorted;
@@ -200,8 +201,10 @@ private:
         for (std::size_t place = first; place < first + count; ++place) {
             const std::size_t at = place * matrix.rows + begin;
             const float *gate = s.data(out[0]) + at, *up = s.data(out[1]) + at;
-            if (clamp) s.kernels.clamped_mul(gate, up, clamp->limit, clamp->alpha, s.data(out[2]) + at, end - begin);
-            else s.kernels.silu_mul(gate, up, s.data(out[2]) + at, end - begin);
+            float* const to = s.data(out[2]) + at;
+            if (const auto& clamp = unit.clamp)
+                s.kernels.clamped_mul(gate, up, clamp->limit, clamp->alpha, to, end - begin);
+            else (unit.by_gelu ? s.kernels.gelu_mul : s.kernels.silu_mul)(gate, up, to, end - begin);
         }
     }
     void product(const StepContext& s, const Matrix& matrix, const float* bias, Register to, std::size_t first,
@@ -232,7 +235,7 @@ struct ExpertsOp final : RowOp {
     Register x, ids, weights, out;
     record::ExpertMatrices matrices;
     record::ExpertBiases biases;
-    std::optional<record::Clamp> clamp;
+    record::GatedUnit unit;
     std::vector<std::uint32_t> leaf_ends;
     Activations activations;
     std::optional<std::uint32_t> collective;
@@ -332,7 +335,7 @@ private:
         both->ups = std::move(matrices.ups);
         both->biases = std::move(biases.gates);
         both->up_biases = std::move(biases.ups);
-        both->clamp = clamp;
+        both->unit = unit;
         down->weights = std::move(matrices.downs);
         down->biases = std::move(biases.downs);
         lowering.before.push_back(std::move(gather));
@@ -351,7 +354,7 @@ private:
 }  // namespace
 
 Register record::experts(Plan& plan, TransportRef group, Register x, Register ids, Register weights,
-                         ExpertMatrices matrices, ExpertBiases biases, std::optional<Clamp> clamp,
+                         ExpertMatrices matrices, ExpertBiases biases, GatedUnit unit,
                          std::vector<std::uint32_t> leaf_ends, std::size_t first) {
     const RegisterInfo info = plan.info(x), chosen = plan.info(ids, Element::i32);
     require(
@@ -385,7 +388,7 @@ Register record::experts(Plan& plan, TransportRef group, Register x, Register id
     op->out = plan.new_register({.width = info.width, .rows = info.rows});
     op->matrices = std::move(matrices);
     op->biases = std::move(biases);
-    op->clamp = clamp;
+    op->unit = unit;
     op->leaf_ends = std::move(leaf_ends);
     op->activations = plan.activations();
     if (group) op->collective = plan.new_collective(group);

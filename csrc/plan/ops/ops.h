@@ -41,6 +41,8 @@ Register add(Plan& plan, Register x, Register y);
 Register mul(Plan& plan, Register x, Register y);
 Register sigmoid(Plan& plan, Register x);
 Register scale(Plan& plan, Register x, double factor);
+// By the one number of `weight`.
+Register scale_by(Plan& plan, Register x, VectorRef weight);
 Register soft_cap(Plan& plan, Register x, double cap);
 // Of each head_dim columns of a row the first table->head_dim are turned.
 Register rope(Plan& plan, Register x, RopeRef table, std::size_t head_dim);
@@ -58,12 +60,15 @@ std::pair<Register, Register> route(Plan& plan, Register logits, std::size_t cho
 struct ExpertMatrices { std::vector<MatrixRef> gates, ups, downs; };
 struct ExpertBiases { std::vector<VectorRef> gates, ups, downs; };
 struct Clamp { float limit, alpha; };  // of the activation (kernels.h, clamped_mul)
+struct GatedUnit {
+    bool by_gelu;                // else silu
+    std::optional<Clamp> clamp;  // in its place
+};
 // The sum of what the chosen experts give for each row. The experts are those from id `first` on, others are left out;
 // leaf l of the sum has those before leaf_ends[l], counted from the first one. With `group` (which may be null) the
 // ranks' sums are added along the fixed tree.
 Register experts(Plan& plan, TransportRef group, Register x, Register ids, Register weights, ExpertMatrices matrices,
-                 ExpertBiases biases, std::optional<Clamp> clamp, std::vector<std::uint32_t> leaf_ends,
-                 std::size_t first);
+                 ExpertBiases biases, GatedUnit unit, std::vector<std::uint32_t> leaf_ends, std::size_t first);
 // Parts of each row. A row is `groups` equal pieces, each of which has a share of every part, in order.
 Registers split(Plan& plan, Register x, const std::vector<std::size_t>& widths, std::size_t groups);
 // weight [channels, taps]; `bias` may be null. The state's first array is [taps - 1, channels].
@@ -88,6 +93,7 @@ void each_named(Bind bind) {
     bind("mul", mul, "x", "y");
     bind("sigmoid", sigmoid, "x");
     bind("scale", scale, "x", "factor");
+    bind("scale_by", scale_by, "x", "weight");
     bind("soft_cap", soft_cap, "x", "cap");
     bind("rope", rope, "x", "table", "head_dim");
     bind("kv_write", kv_write, "k", "v", "cache");

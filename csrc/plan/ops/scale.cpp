@@ -1,4 +1,4 @@
-// Rows times a number.
+// Rows times a number, or times that of a weight.
 #include "plan/ops/ops.h"
 #include "plan/step.h"
 
@@ -20,6 +20,11 @@ struct ScaleOp final : RowOp {
 };
 
 }  // namespace
+
+Register record::scale_by(Plan& plan, Register x, VectorRef weight) {
+    require(weight->values.size() == 1, "a factor of " + std::to_string(weight->values.size()) + " numbers");
+    return scale(plan, x, weight->values.front());
+}
 
 Register record::scale(Plan& plan, Register x, double factor) {
     const RegisterInfo info = plan.info(x);

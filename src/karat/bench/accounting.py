@@ -63,7 +63,7 @@ class Account:
         layers = {name: shape for name, shape in specs.items() if name not in (_EMBEDDING, _HEAD)}
         self._config = config
         experts = {name: shape for name, shape in layers.items() if _EXPERTS in name}
-        self._share = config.num_experts_per_tok / config.num_experts if isinstance(config, MixtureConfig) else 1.0
+        self._share = config.share if isinstance(config, MixtureConfig) else 1.0
         self._expert_bytes = sum(stored_bytes[name] for name in experts)
         self._layer_bytes = sum(stored_bytes[name] for name in layers) - self._expert_bytes
         self._layer_params = _params(layers) - _params(experts) + round(self._share * _params(experts))

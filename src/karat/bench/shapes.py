@@ -17,6 +17,7 @@ from karat.bench.peers.api import PeerModel
 from karat.bench.peers.gguf_file import write_peer_file
 from karat.bench.shape_configs import shape_config
 from karat.checkpoint import FolderCheckpoint, GgufCheckpoint, Weight
+from karat.checkpoint.gguf.rope import STORED_AS_FACTORS
 from karat.checkpoint.gguf.writer import scalar, write_gguf
 from karat.checkpoint.weights import PLAIN_BYTES
 from karat.config import ModelConfig
@@ -84,7 +85,7 @@ def written(checkpoint: FolderCheckpoint | GgufCheckpoint, path: Path) -> GgufCh
     """The weights of a checkpoint as a GGUF file without a tokenizer, opened: for ranks, which read files."""
     config, weights = read_config(checkpoint.config), checkpoint.weights
     tensors = own_tensors(config, weights, lambda weight: weight.dtype, weights.__getitem__)
-    if rope_of(config).rope_type == "llama3":
+    if rope_of(config).rope_type in STORED_AS_FACTORS:
         tensors.append(rope_factors(config))
     tensors += stated_tensors(config)
     write_gguf(path, [*model_pairs(config, path.stem), ("general.file_type", scalar("UINT32", 0))], tensors)

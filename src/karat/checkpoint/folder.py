@@ -15,7 +15,7 @@ from karat.checkpoint.quantization import quantization_of
 from karat.checkpoint.safetensors import MAX_NAME_LEN, read_safetensors
 from karat.checkpoint.scaled import joined, part_of, remarks_on_scaled
 from karat.checkpoint.strict_json import JsonError, JsonStream, read_json
-from karat.checkpoint.unused import Unused, prediction_in_folder, remarks_on_unused, set_aside
+from karat.checkpoint.unused import Unused, remarks_on_unused, set_aside, unused_in_folder
 from karat.checkpoint.weights import BYTES, NARROW, Weight, remarks_on
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError, ConfigError
@@ -92,7 +92,7 @@ def open_folder(
         composite = composites.get(model_type) if isinstance(model_type, str) else None
         text = TextPart(config, weights, {}) if composite is None else composite.text_part(config, weights)
         config = overrides.of_config(text.config)
-        weights, predicting = set_aside(text.weights, prediction_in_folder(config))
+        weights, predicting = set_aside(text.weights, unused_in_folder(config))
         unused = {**others, **text.unused, **predicting}
         checkpoint = FolderCheckpoint(path, config, generation, weights, overrides, unused, fault, tuple(remarks))
         _check_num_layers(checkpoint)

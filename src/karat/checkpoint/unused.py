@@ -22,27 +22,33 @@ class OtherPart:
 VISION = OtherPart("vision", "Karat reads no images")
 AUDIO = OtherPart("audio", "Karat reads no sound")
 PREDICTION = OtherPart("multi-token prediction", "it proposes tokens, and changes none")
+SHARED_KEYS = OtherPart("K and V of layers that have none", "they read those of an earlier layer")
 
 Unused = Mapping[OtherPart, tuple[Weight, ...]]
 
 # Keys of config.json that count what only predicts further tokens.
 PREDICTION_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers", "num_mtp_layers")
 _PREDICTION_PREFIXES = ("mtp.", "model.mtp.", "model.mtp_layers.")
-_LAYER = re.compile(r"model\.layers\.(0|[1-9]\d{0,8})\.", re.ASCII)
+_LAYER = re.compile(r"model\.layers\.(0|[1-9]\d{0,8})\.(self_attn\.(?:k_proj|v_proj|k_norm|v_norm)\.)?", re.ASCII)
 
 
-def prediction_in_folder(config: Mapping[str, Any]) -> Callable[[str], OtherPart | None]:
-    """Tells of a tensor's name whether a folder of this config.json has it for multi-token prediction alone.
+def unused_in_folder(config: Mapping[str, Any]) -> Callable[[str], OtherPart | None]:
+    """Tells of a tensor's name the part of it that a model of this config.json does not use; None of others.
 
-    Such tensors have a prefix of their own, or belong to the `num_nextn_predict_layers` layers after the model's.
+    Tensors for multi-token prediction have a prefix of their own, or belong to the `num_nextn_predict_layers` layers
+    after the model's. K and V of the last `num_kv_shared_layers` layers are in some files, and nothing reads them.
     """
-    first, count = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers")
-    layers = range(first, first + count) if type(first) is int and type(count) is int else range(0)
+    first, count, shared = (
+        number if type(number := config.get(key)) is int else 0
+        for key in ("num_hidden_layers", "num_nextn_predict_layers", "num_kv_shared_layers")
+    )
+    layers, without_keys = range(first, first + count) if first else range(0), range(first - shared, first)
 
     def part_of(name: str) -> OtherPart | None:
         layer = _LAYER.match(name)
-        predicts = name.startswith(_PREDICTION_PREFIXES) or (layer is not None and int(layer[1]) in layers)
-        return PREDICTION if predicts else None
+        if name.startswith(_PREDICTION_PREFIXES) or (layer is not None and int(layer[1]) in layers):
+            return PREDICTION
+        return SHARED_KEYS if layer is not None and layer[2] and int(layer[1]) in without_keys else None
 
     return part_of
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from karat.checkpoint import GgufCheckpoint, ModelCheckpoint, Weight
 from karat.checkpoint.gguf.form import ROPE_FACTORS, GgufForm, paired_rows
-from karat.checkpoint.gguf.rope import llama3_factors
+from karat.checkpoint.gguf.rope import NOT_TURNED, STORED_AS_FACTORS, llama3_factors
 from karat.checkpoint.gguf.sampling import PREFIX as SAMPLING
 from karat.checkpoint.gguf.sampling import sampling_values
 from karat.checkpoint.gguf.writer import NewTensor, scalar, write_gguf
 from karat.checkpoint.unused import remarks_on_unused
 from karat.checkpoint.weights import PLAIN_BYTES
-from karat.config import ModelConfig
+from karat.config import ModelConfig, ProportionalRope
 from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
 from karat.convert.mix import TypeMix, is_router, type_of
 from karat.convert.restating import require_said, restated, with_template
@@ -110,7 +110,7 @@ def convert(
     for number, (tensor, report) in enumerate(zip(tensors, reports, strict=True)):
         tensors[number] = replace(tensor, chunks=partial(_with_progress, tensor.chunks, progress, report, done, total))
         done += report.num_bytes
-    if rope_of(config).rope_type in ("llama3", "factors"):
+    if rope_of(config).rope_type in STORED_AS_FACTORS:
         tensors.append(rope_factors(config))
     tensors += stated_tensors(config)
     pairs, warnings = _pairs(source, config, with_sampling=with_sampling)
@@ -291,14 +291,18 @@ def _with_progress(
 
 
 def rope_factors(config: ModelConfig) -> NewTensor:
-    """The tensor rope_freqs.weight [head_dim / 2] with the RoPE factors of a llama3 or factors scaling."""
+    """The tensor rope_freqs.weight [head_dim / 2] with the RoPE factors of a scaling that is stored as such."""
     rope = rope_of(config)
+    head_dim = next((each for each in config.shapes if each.rope == rope), config.shape(0)).head_dim
     if rope.rope_type == "factors":
         factors = np.array(rope.factors, "<f4")
+    elif isinstance(rope, ProportionalRope):
+        turned = np.arange(head_dim // 2) < rope.turned_pairs(head_dim)
+        factors = np.where(turned, 1, NOT_TURNED).astype("<f4")
     else:
         factors = llama3_factors(
             rope.theta,
-            config.shape(0).head_dim,
+            head_dim,
             rope.factor,
             rope.low_freq_factor,
             rope.high_freq_factor,

@@ -70,9 +70,12 @@ def _window(config: ModelConfig) -> int:
 
 
 def _shape(config: ModelConfig) -> LayerShape:
-    """The shape of all layers, but for their windows, RoPE and growth. ConfigError for layers that differ."""
+    """The shape of all layers, but for their windows, RoPE and growth, and what the family's form states of each.
+
+    ConfigError for layers that differ otherwise.
+    """
     first, *others = (replace(shape, window=None, rope=None, growth=0.0) for shape in config.shapes)
-    if any(shape != first for shape in others):
+    if not FAMILIES[config.model_type].gguf.sizes_by_layer and any(shape != first for shape in others):
         raise ConfigError("layers of different sizes cannot be written as GGUF yet; expected layers alike")
     return first
 

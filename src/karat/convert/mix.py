@@ -25,7 +25,7 @@ _SMALLER_BLOCKS: Mapping[str, str] = {
     "Q6_K": "Q8_0",
     "IQ4_XS": "IQ4_NL",
 }
-_ROUTERS = ("gate", "router", "shared_expert_gate")
+_ROUTERS = (".gate.weight", ".router.weight", ".router.proj.weight", ".shared_expert_gate.weight")
 _FINER_O_OF_8_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS")
 
 
@@ -150,4 +150,4 @@ def _is_sensitive(layer: int, num_layers: int) -> bool:
 
 def is_router(name: str) -> bool:
     """Whether files have this matrix as float32 in all mixes."""
-    return name.split(".")[-2] in _ROUTERS
+    return name.endswith(_ROUTERS)

@@ -13,6 +13,7 @@ from karat.config import ModelConfig
 from karat.convert.metadata import Pairs
 from karat.errors import TokenizerError
 from karat.models.end_tokens import stated_end_ids
+from karat.models.families import FAMILIES
 from karat.text.gguf_tokenizer import SPACE_PREFIX
 from karat.text.pre_tokenizers import PRE_TOKENIZERS
 from karat.text.sentence_piece import ranked_merges
@@ -24,6 +25,8 @@ _GPT2 = PRE_TOKENIZERS["gpt-2"].patterns[0]
 _DIGIT = PRE_TOKENIZERS["smollm"].patterns[0]
 _PREPEND = {"type": "Prepend", "prepend": "▁"}
 _REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+_AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+_PREFIX, _NO_PREFIX = (("tokenizer.ggml.add_space_prefix", scalar("BOOL", has)) for has in (True, False))
 _ROLES = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -51,21 +54,23 @@ def tokenizer_pairs(
         raise _unsupported(f"a {model['type']} model")
     merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
     tokens, types = _tokens(state, model, config.vocab_size)
-    scores: list[float] | None = None
-    lost: list[str] = []
+    name, lost = "gpt2", list[str]()
     if model["byte_fallback"]:
         kind, lost = _space_prefix(state, merges)
-        scores = _scores(tokens, types, merges)
+        if FAMILIES[config.model_type].gguf.states_merges and kind == [_NO_PREFIX]:
+            name = "gemma4"
+            kind = [*kind, _stated(merges)]
+        else:
+            name = "llama"
+            kind = [*kind, ("tokenizer.ggml.scores", numbers("FLOAT32", _scores(tokens, types, merges)))]
     else:
         kind = _byte_level(state, model, tokens, merges)
     pairs = [
-        ("tokenizer.ggml.model", string("llama" if scores else "gpt2")),
+        ("tokenizer.ggml.model", string(name)),
         *kind,
         ("tokenizer.ggml.tokens", strings(tokens)),
         ("tokenizer.ggml.token_type", numbers("INT32", types)),
     ]
-    if scores:
-        pairs.append(("tokenizer.ggml.scores", numbers("FLOAT32", scores)))
     special, left_out = _special(files, config, generation_config, tokens)
     pairs += special
     pairs += [
@@ -124,9 +129,12 @@ def _byte_level(
     if takes_whole not in names and names and _all_are_merged(state, merges):
         takes_whole = not takes_whole  # the same ids
     if takes_whole in names:
-        merged = [f"{left} {right}" for left, right in merges]
-        return [("tokenizer.ggml.pre", string(names[takes_whole])), ("tokenizer.ggml.merges", strings(merged))]
+        return [("tokenizer.ggml.pre", string(names[takes_whole])), _stated(merges)]
     raise _unsupported(f"a pre-tokenizer without a name in GGUF (it cuts at {patterns or 'nothing'})")
+
+
+def _stated(merges: Sequence[tuple[str, str]]) -> tuple[str, bytes]:
+    return "tokenizer.ggml.merges", strings([f"{left} {right}" for left, right in merges])
 
 
 def _all_are_merged(state: Mapping[str, Any], merges: Sequence[tuple[str, str]]) -> bool:
@@ -160,18 +168,17 @@ def _space_prefix(state: Mapping[str, Any], merges: Sequence[tuple[str, str]]) -
     """How SentencePiece writes spaces, and which texts get one before them; and warnings."""
     normalizer, cuts = state["normalizer"], state["pre_tokenizer"]
     steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
-    if cuts is None and steps in ([_PREPEND, _REPLACE], [_REPLACE]):
-        return [("tokenizer.ggml.add_space_prefix", scalar("BOOL", steps[0] == _PREPEND))], []
+    if steps in ([_PREPEND, _REPLACE], [_REPLACE]) and cuts in (None, _AT_SPACES):  # of which none are left
+        return [_PREFIX if steps[0] == _PREPEND else _NO_PREFIX], []
     if steps or cuts is None or (cuts["type"], cuts.get("replacement")) != ("Metaspace", "▁"):
         raise _unsupported("a SentencePiece model with another normalizer than ▁ for spaces")
     if cuts["split"] and any("▁" in (left + right)[1:] for left, right in merges):
         raise _unsupported("a Metaspace that cuts at spaces, and merges over them")
     scheme = cuts["prepend_scheme"]
-    has_prefix = ("tokenizer.ggml.add_space_prefix", scalar("BOOL", scheme != "never"))
     if scheme == "never":
-        return [has_prefix], []
+        return [_NO_PREFIX], []
     others = {"always": "", "first": ", and none after a control token"}[scheme]
-    return [has_prefix, (SPACE_PREFIX, string(scheme))], [
+    return [_PREFIX, (SPACE_PREFIX, string(scheme))], [
         f"GGUF has no word for Metaspace, which puts no space before a text that begins with one{others}: Karat reads "
         f"it from {SPACE_PREFIX}, and llama.cpp puts one more there"
     ]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from karat.config import LayerShape
-from karat.kv.groups import Keys
+from karat.kv.groups import Keep, Keys, SharedKeys
 from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.mixer import Mixer, RopeTables, Rotation
@@ -22,7 +22,9 @@ class Attention(Mixer):
     head_dim^-½, and bounded by a `cap`. With `has_sinks` each head has a sink (both: `PagedAttention`). With `gated`
     q_proj has for each head rows of q and then those of a gate, whose sigmoid multiplies what o_proj reads; with
     `gate_proj` the gate has a matrix of its own. `plus_one` is of the norms of q and k; with `q_factor` they have no
-    weights, and q is multiplied by that.
+    weights, and q is multiplied by that. With `v_norm_eps` each head of v is normalised, without a weight. With
+    `k_is_v` there is no v_proj: v is what k_proj gives, before its norm. With `kv_layer` there is neither: K and V are
+    those that this earlier layer keeps.
     `heads` and `kv_heads` are this rank's.
     """
 
@@ -43,6 +45,9 @@ class Attention(Mixer):
         gate_proj: bool = False,
         plus_one: bool = False,
         q_factor: float | None = None,
+        v_norm_eps: float | None = None,
+        k_is_v: bool = False,
+        kv_layer: int | None = None,
     ) -> None:
         self.name = place.name
         if norms_all_heads:
@@ -57,6 +62,7 @@ class Attention(Mixer):
             head_dim=head_dim,
             bias=qkv_bias,
             rows_per_head=2 * head_dim if gated else head_dim,
+            parts="q" if kv_layer is not None else "qk" if k_is_v else "qkv",
         )
         self._gated, self._head_dim = gated, head_dim
         unit, group = place.units[Cut(num_heads * head_dim, head_dim)] // head_dim, place.group
@@ -65,7 +71,8 @@ class Attention(Mixer):
         own = (self.heads,) if group.size > 1 else None
         self.sinks = (place / "sinks").values(num_heads, own) if has_sinks else None
         self._window = shape.window
-        self.keeps = Keys(stop - start, head_dim, head_dim, shape.window)
+        own_keys = Keys(stop - start, head_dim, head_dim, shape.window)
+        self.keeps: Keep = own_keys if kv_layer is None else SharedKeys(kv_layer)
         rotary_dim = head_dim if shape.rotary_dim is None else shape.rotary_dim
         self.rotations = ()
         if shape.rope is not None:  # of q and of k
@@ -86,28 +93,35 @@ class Attention(Mixer):
             )
         elif qk_norm_eps is not None:
             self.q_norm, self.k_norm = (
-                RMSNorm(place / f"{part}_norm", size, qk_norm_eps, plus_one=plus_one)
+                None
+                if part == "k" and kv_layer is not None
+                else RMSNorm(place / f"{part}_norm", size, qk_norm_eps, plus_one=plus_one)
                 for part, size in zip(("q", "k"), normed, strict=True)
             )
+        self.v_norm = None if v_norm_eps is None else UnitNorm(f"{place.name}.v_norm", head_dim, v_norm_eps)
         self.o_proj = RowParallelLinear(
             place / "o_proj", hidden_size, num_heads * head_dim, bias=o_bias, whole=head_dim
         )
         self.cuts = self.o_proj.cuts
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
-        q, k, v = self.qkv(ops, x)
+        q, *kept = self.qkv(ops, x)
         gate = None if self.gate_proj is None else self.gate_proj(ops, x)
         if self._gated:
             num_heads = self.heads[1] - self.heads[0]
             shapes = ((num_heads, self._head_dim), (num_heads * self._head_dim,))
             q, gate = ops.split(q, shapes, num_heads, names=(f"{self.name}.q", f"{self.name}.gate"))
-        if self.q_norm and self.k_norm:
-            q, k = self.q_norm(ops, q), self.k_norm(ops, k)
+        q = q if self.q_norm is None else self.q_norm(ops, q)
+        if kept:
+            k, v = kept[0], kept[-1]
+            k = k if self.k_norm is None else self.k_norm(ops, k)
+            v = v if self.v_norm is None else self.v_norm(ops, v)
         if self.rotations:
-            of_q, of_k = self.rotations
-            q = ops.rope(q, ropes[of_q], step, name=f"{self.name}.q_rope")
-            k = ops.rope(k, ropes[of_k], step, name=f"{self.name}.k_rope")
-        ops.kv_write(k, v, cache, step)
+            q = ops.rope(q, ropes[self.rotations[0]], step, name=f"{self.name}.q_rope")
+        if self.rotations and kept:
+            k = ops.rope(k, ropes[self.rotations[1]], step, name=f"{self.name}.k_rope")
+        if kept:
+            ops.kv_write(k, v, cache, step)
         out = ops.paged_attention(
             q,
             cache,

@@ -1,19 +1,23 @@
 """Mixture of experts (arXiv 1701.06538): each token is computed by a few of many MLPs, which a router chooses."""
 
+from typing import Literal
+
 from karat.layers.linear import ColumnParallelLinear
 from karat.layers.mixer import Mixer, RopeTables
 from karat.layers.mlp import GatedMLP
+from karat.layers.norm import RowLayer
 from karat.layers.place import Place
 from karat.layers.shards import own_leaves, part, tree_ends
 from karat.ops.api import Cache, Clamp, Ops, Routing, Step, Tensor
 
 
 class ExpertMixture(Mixer):
-    """A weighted sum of those of `num_experts` SwiGLU MLPs that `routing` chooses; x and it are [tokens, hidden].
+    """A weighted sum of those of `num_experts` gated MLPs that `routing` chooses; x and it are [tokens, hidden].
 
     Their inner size is `inner_size`. With `bias` the router and the experts' matrices have biases. `clamp` is of the
     experts' activation. A rank holds a range of the experts, or none if there are fewer than ranks; every rank computes
-    the router, which is called `router`. The sum has the name `result`, or else the mixture's.
+    the router, which is called `router`. The experts read `before(x)`, and the router `router_before(x)`; None is x.
+    The sum has the name `result`, or else the mixture's.
     """
 
     def __init__(
@@ -25,11 +29,15 @@ class ExpertMixture(Mixer):
         num_experts: int,
         routing: Routing,
         bias: bool = False,
+        activation: Literal["silu", "gelu"] = "silu",
         clamp: Clamp | None = None,
+        before: RowLayer | None = None,
         router: str = "gate",
+        router_before: RowLayer | None = None,
         result: str | None = None,
     ) -> None:
         self.name = place.name
+        self._before, self._router_before, self._by_gelu = before, router_before, activation == "gelu"
         self._result = result or place.name
         self.router = ColumnParallelLinear(place / router, num_experts, hidden_size, bias=bias, pieces=None)
         self._routing, self._clamp = routing, clamp
@@ -49,11 +57,11 @@ class ExpertMixture(Mixer):
             self._biases = gates, ups, downs
 
     def __call__(self, ops: Ops, x: Tensor, step: Step, cache: Cache, ropes: RopeTables) -> Tensor:
-        logits = self.router(ops, x)
+        logits = self.router(ops, x if self._router_before is None else self._router_before(ops, x))
         names = f"{self.name}.chosen_ids", f"{self.name}.chosen_weights"
         ids, weights = ops.route(logits, self._routing, names=names)
         return ops.experts(
-            x,
+            x if self._before is None else self._before(ops, x),
             ids,
             weights,
             self.gates,
@@ -62,6 +70,7 @@ class ExpertMixture(Mixer):
             leaves=self._leaves,
             first=self._first,
             biases=self._biases,
+            by_gelu=self._by_gelu,
             clamp=self._clamp,
             group=self._group,
             name=self._result,

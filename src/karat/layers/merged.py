@@ -9,7 +9,8 @@ from karat.ops.api import Ops, Tensor
 class QKVParallelLinear:
     """q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim] of a rank; `place` is the attention's.
 
-    q_proj has `rows_per_head` rows for each head (None: head_dim): q has as many numbers, in pieces of head_dim.
+    There are those of `parts` alone, "q" the first. q_proj has `rows_per_head` rows for each head (None: head_dim): q
+    has as many numbers, in pieces of head_dim.
     """
 
     def __init__(
@@ -22,6 +23,7 @@ class QKVParallelLinear:
         head_dim: int,
         bias: bool,
         rows_per_head: int | None = None,
+        parts: str = "qkv",
     ) -> None:
         self._head_dim = head_dim
         rows_per_head = head_dim if rows_per_head is None else rows_per_head
@@ -31,19 +33,20 @@ class QKVParallelLinear:
             q_pieces = (rows_of(own_heads(num_heads, unit, group), rows_per_head),)
             kv_pieces = (rows_of(own_kv_heads(num_heads, num_kv_heads, unit, group), head_dim),)
         q_size, kv_size = num_heads * rows_per_head, num_kv_heads * head_dim
-        self.q_proj, self.k_proj, self.v_proj = (
-            ColumnParallelLinear(place / f"{part}_proj", size, hidden_size, bias=bias, pieces=pieces)
-            for part, size, pieces in (("q", q_size, q_pieces), ("k", kv_size, kv_pieces), ("v", kv_size, kv_pieces))
+        sizes = {"q": (q_size, q_pieces), "k": (kv_size, kv_pieces), "v": (kv_size, kv_pieces)}
+        self.projections = tuple(
+            ColumnParallelLinear(place / f"{part}_proj", sizes[part][0], hidden_size, bias=bias, pieces=sizes[part][1])
+            for part in parts
         )
 
     def __call__(self, ops: Ops, x: Tensor) -> tuple[Tensor, ...]:
-        q, k, v = self.q_proj, self.k_proj, self.v_proj
+        each = self.projections
         return ops.qkv(
             x,
-            (q.weight, k.weight, v.weight),
-            None if q.bias is None else (q.bias, k.bias, v.bias),
+            tuple(one.weight for one in each),
+            None if each[0].bias is None else tuple(one.bias for one in each),
             head_dim=self._head_dim,
-            names=(q.name, k.name, v.name),
+            names=tuple(one.name for one in each),
         )
 
 

@@ -41,3 +41,30 @@ class UnitNorm:
 
     def __call__(self, ops: Ops, x: Tensor) -> Tensor:
         return ops.l2_norm(x, self._eps, self._factor, name=self.name)
+
+
+class RouterNorm:
+    """What a router reads of x [tokens, hidden]: an RMSNorm whose weight is `name.scale`, times hidden^-½.
+
+    They are recorded as `name.normed` and `name.input`.
+    """
+
+    def __init__(self, place: Place, hidden_size: int, eps: float) -> None:
+        self.name = place.name
+        self._eps, self._factor = eps, hidden_size**-0.5
+        self.weight: Loaded = (place / "scale").values(hidden_size)
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        x = ops.rms_norm(x, self.weight, self._eps, name=f"{self.name}.normed")
+        return ops.scale(x, self._factor, name=f"{self.name}.input")
+
+
+class LayerScale:
+    """x times a number of the model, the tensor `name`, of the layer `layer`, by whose name it is recorded."""
+
+    def __init__(self, layer: Place, part: str) -> None:
+        self.name = layer.name
+        self.weight: Loaded = (layer / part).values(1)
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        return ops.scale_by(x, self.weight, name=self.name)

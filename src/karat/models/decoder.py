@@ -6,6 +6,7 @@ from karat.checkpoint.weights import WeightSpec
 from karat.config import FLOAT_BYTES, FloatName, ModelConfig
 from karat.kv.groups import Keep
 from karat.layers.block import Block
+from karat.layers.layer_inputs import LayerInputs
 from karat.layers.mixer import RopeTables, Rotation
 from karat.layers.norm import RMSNorm
 from karat.layers.place import Place
@@ -31,6 +32,7 @@ class Decoder:
         self.config = config
         root = Place(take, "", units, group)
         self.embed_tokens = embedding(root, config)
+        self.layer_inputs = layer_inputs(root, config)
         self.layers = [layer(root, config, index) for index in range(config.num_layers)]
         self.norm, self.lm_head = end(root, config, self.embed_tokens)
 
@@ -60,8 +62,9 @@ class Decoder:
 
     def __call__(self, ops: Ops, step: Step, caches: Sequence[Cache], ropes: RopeTables) -> Tensor:
         x = self.embed_tokens(ops, step)
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x = layer(ops, x, step, cache, ropes)
+        given = None if self.layer_inputs is None else self.layer_inputs(ops, x, step)
+        for index, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            x = layer(ops, x, step, cache, ropes, None if given is None else given[index])
         x = ops.select_rows(x, step, name="model.selected")
         return self.lm_head(ops, self.norm(ops, x))
 
@@ -76,6 +79,14 @@ def embedding(root: Place, config: ModelConfig) -> VocabParallelEmbedding:
         scale=_ends(config).embedding_scale,
         norm_eps=_ends(config).embedding_eps,
     )
+
+
+def layer_inputs(root: Place, config: ModelConfig) -> LayerInputs | None:
+    """What each layer gets of the tokens besides x; None in most families."""
+    sizes = _ends(config).layer_inputs
+    if sizes is None:
+        return None
+    return LayerInputs(root / "model", config.hidden_size, config.num_layers, sizes, config.rms_norm_eps)
 
 
 def layer(root: Place, config: ModelConfig, index: int) -> Block:

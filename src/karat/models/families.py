@@ -9,6 +9,10 @@ from karat.models import (
     gemma2,
     gemma3,
     gemma3_text,
+    gemma4,
+    gemma4_text,
+    gemma4_unified,
+    gemma4_unified_text,
     gpt_oss,
     granite,
     lfm2,
@@ -45,6 +49,8 @@ FAMILIES: Mapping[str, Family[Any]] = {
         exaone4.FAMILY,
         gemma2.FAMILY,
         gemma3_text.FAMILY,
+        gemma4_text.FAMILY,
+        gemma4_unified_text.FAMILY,
         gpt_oss.FAMILY,
         granite.FAMILY,
         lfm2.FAMILY,
@@ -73,6 +79,8 @@ COMPOSITES: Mapping[str, Composite] = {
     composite.model_type: composite
     for composite in (
         gemma3.COMPOSITE,
+        gemma4.COMPOSITE,
+        gemma4_unified.COMPOSITE,
         mistral3.COMPOSITE,
         muse_glimmer.COMPOSITE,
         qwen3_5.COMPOSITE,

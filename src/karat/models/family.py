@@ -11,6 +11,7 @@ from karat.checkpoint.unused import PREDICTION_KEYS
 from karat.config import FloatName, ModelConfig, RopeConfig
 from karat.errors import ConfigError
 from karat.layers.block import Block
+from karat.layers.layer_inputs import InputSizes
 from karat.layers.place import Place
 from karat.models.reader import ConfigReader, read_dtype, read_token_ids
 from karat.models.ropes import DEFAULT_THETA, read_rope
@@ -25,7 +26,8 @@ class Ends:
     """The numbers by which the embedding's rows, and what the head reads, are multiplied, and the cap of logits.
 
     None is no multiplication, and no cap. With `embedding_eps` the embedding's rows are normalised, without a weight.
-    The last norm is called `norm`; with `norm_plus_one` it multiplies by 1 + weight.
+    The last norm is called `norm`; with `norm_plus_one` it multiplies by 1 + weight. With `layer_inputs` each layer
+    gets something of the tokens besides x.
     """
 
     embedding_scale: float | None = None
@@ -34,6 +36,7 @@ class Ends:
     head_cap: float | None = None
     norm: str = "model.norm"
     norm_plus_one: bool = False
+    layer_inputs: InputSizes | None = None
 
 
 @dataclass(frozen=True, slots=True)

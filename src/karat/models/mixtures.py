@@ -29,6 +29,11 @@ class MixtureConfig(ModelConfig):
     norm_topk_prob: bool
     dense_layers: tuple[int, ...] = ()
 
+    @property
+    def share(self) -> float:
+        """The part of a layer's experts that a token reads."""
+        return self.num_experts_per_tok / self.num_experts if self.num_experts else 1.0
+
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts_per_tok <= self.num_experts:
             raise ConfigError(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from karat.config import RopeConfig
+from karat.config import ProportionalRope, RopeConfig
 from karat.errors import ConfigError
 from karat.models.reader import ConfigReader
 from karat.ops.rope_table import yarn_attention_factor
@@ -55,11 +55,13 @@ def read_ropes(
     full: float,
     sliding: float,
     sliding_key: str | None = None,
+    default_full: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[RopeConfig, RopeConfig]:
     """RoPE of layers that see all keys, and of those with a window: `rope_parameters` has an object for each.
 
     Of older files `rope_theta` and `rope_scaling` are those of layers that see all keys, and `sliding_key` is the base
-    of the others. `full` and `sliding` are the bases where none is stated.
+    of the others. `full` and `sliding` are the bases where none is stated, and `default_full` the parameters of layers
+    that see all keys where a file states none.
     """
     theta, new, old = reader.optional(float, "rope_theta"), reader.raw("rope_parameters"), reader.raw("rope_scaling")
     sliding_theta = None if sliding_key is None else reader.optional(float, sliding_key)
@@ -70,7 +72,7 @@ def read_ropes(
             f"rope_parameters={shown(new)}: expected an object for each of {' and '.join(_KINDS)}, as layers of this "
             "type have different ones"
         )
-    stated = {"full_attention": old} if new is None else new
+    stated = {"full_attention": dict(default_full) if old is None else old} if new is None else new
     outer = {
         "full_attention": (("rope_theta", theta), full),
         "sliding_attention": ((sliding_key or "rope_theta", sliding_theta), sliding),
@@ -179,10 +181,12 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
         return RopeConfig(theta=theta)
     if kind == "factors":
         return RopeConfig(theta=theta, rope_type="factors", factors=_read_factors(rope, where))
+    if kind == "proportional":
+        return _read_proportional(rope, theta, where)
     if kind not in ("linear", "llama3", "yarn"):
         raise ConfigError(
-            f"{where}: rope_type={shown(kind)} is not supported: Karat has default, linear, llama3 and yarn (dynamic "
-            "and longrope change a token's result with the length of the sequence)"
+            f"{where}: rope_type={shown(kind)} is not supported: Karat has default, linear, llama3, proportional and "
+            "yarn (dynamic and longrope change a token's result with the length of the sequence)"
         )
     factor = rope.get(float, "factor")
     if not factor >= 1:
@@ -225,6 +229,16 @@ def _read_rope_kind(rope: ConfigReader, kind: str, theta: float, max_positions: 
         truncate=rope.get(bool, "truncate", True),
         attention_factor=attention_factor,
     )
+
+
+def _read_proportional(rope: ConfigReader, theta: float, where: str) -> ProportionalRope:
+    factor, share = rope.get(float, "factor", 1.0), rope.get(float, "partial_rotary_factor", 1.0)
+    if not factor >= 1 or not 0 <= share <= 1:
+        raise ConfigError(
+            f"{where}: factor={factor}, partial_rotary_factor={share}: expected a factor of at least 1 and a part "
+            "from 0 to 1"
+        )
+    return ProportionalRope(theta=theta, factor=factor, share=share)
 
 
 def _read_factors(rope: ConfigReader, where: str, key: str = "factors") -> tuple[float, ...]:

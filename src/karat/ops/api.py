@@ -220,7 +220,7 @@ class Linears(Several):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Qkv(Linears):
-    """Three linears of one x: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
+    """Linears of one x, one to three: q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim]."""
 
     _: KW_ONLY
     head_dim: int
@@ -331,6 +331,17 @@ class Scale(Single):
 
     def fault(self, row: Row) -> str | None:
         return None if isfinite(self.factor) else f"factor={self.factor}; expected a finite number"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaleBy(Single):
+    """x * the one number of `weight`; shape of x."""
+
+    x: Tensor
+    weight: Loaded
+
+    def fault(self, row: Row) -> str | None:
+        return None if len(self.weight) == 1 else f"a factor of {len(self.weight)} numbers; expected one"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -493,14 +504,14 @@ class Clamp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts(Single):
-    """The sum over a row's chosen experts of weight * down(silu(gate(x)) * up(x)): [rows, hidden].
+    """The sum over a row's chosen experts of weight * down(f(gate(x)) * up(x)): [rows, hidden]. f is silu, or gelu.
 
     x is [rows, hidden], ids and weights are those of `Route`. `gates`, `ups` and `downs` are the matrices of each
     expert from id `first` on. `biases` are the vectors that are added to the products of gates, of ups and of downs;
-    with `clamp` the activation is another. `leaves` are the ids, counted from `first`, before which each leaf of the
-    sum ends; their number is a power of two. A leaf is a sum in order of id, and the result is the sum of a binary tree
-    over the leaves. With `group`, this rank has some of the experts, the tree continues over ranks, and every rank gets
-    the whole sum.
+    with `by_gelu` f is that of GeluMul; with `clamp` the activation is another. `leaves` are the ids, counted from
+    `first`, before which each leaf of the sum ends; their number is a power of two. A leaf is a sum in order of id, and
+    the result is the sum of a binary tree over the leaves. With `group`, this rank has some of the experts, the tree
+    continues over ranks, and every rank gets the whole sum.
     """
 
     x: Tensor
@@ -513,6 +524,7 @@ class Experts(Single):
     leaves: tuple[int, ...]
     first: int = 0
     biases: tuple[tuple[Loaded, ...], tuple[Loaded, ...], tuple[Loaded, ...]] | None = None
+    by_gelu: bool = False
     clamp: Clamp | None = None
     group: Group | None = None
 
@@ -635,6 +647,7 @@ class Ops(ABC):
     sigmoid = Method(Sigmoid)
     split = Method(Split)
     scale = Method(Scale)
+    scale_by = Method(ScaleBy)
     soft_cap = Method(SoftCap)
     rope = Method(Rope)
     kv_write = Method(KvWrite)

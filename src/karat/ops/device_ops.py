@@ -17,7 +17,7 @@ from karat.ops.reference import require
 SPLIT_KEYS, DIGIT_COLUMNS = 256, 32  # kSplitKeys, kDigitColumns in csrc/contract
 
 # Arguments of ops.
-_WITHOUT_KERNELS: Mapping[type[Op[Any]], tuple[str, ...]] = {}
+_WITHOUT_KERNELS: Mapping[type[Op[Any]], tuple[str, ...]] = {api.Experts: ("by_gelu",)}
 
 
 @dataclass(frozen=True, slots=True)

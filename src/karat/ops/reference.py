@@ -344,7 +344,8 @@ def _experts(ops: ReferenceOps, op: api.Experts) -> Array:
             of_gate, of_up, of_down = (None,) * 3 if op.biases is None else (each[number] for each in op.biases)
             gate = ops.linear(op.x[rows], op.gates[number], of_gate, name=op.name)
             up = ops.linear(op.x[rows], op.ups[number], of_up, name=op.name)
-            inner = ops.silu_mul(gate, up, name=op.name) if op.clamp is None else _clamped(gate, up, op.clamp)
+            times = ops.gelu_mul if op.by_gelu else ops.silu_mul
+            inner = times(gate, up, name=op.name) if op.clamp is None else _clamped(gate, up, op.clamp)
             given = ops.linear(inner, op.downs[number], of_down, name=op.name)
             sums[rows] += op.weights[rows, choice][:, None] * given
     whole = tree_sum(leaves)
@@ -481,6 +482,7 @@ _FUNCTIONS: Table[ReferenceOps] = table_of(
         api.Sigmoid: lambda ops, op: _sigmoid(op.x),
         api.Split: _split,
         api.Scale: _scale,
+        api.ScaleBy: lambda ops, op: op.x * op.weight,
         api.SoftCap: _soft_cap,
         api.Rope: _rope,
         api.KvWrite: _kv_write,

@@ -4,7 +4,8 @@ Models are trained with float32 frequencies, so the frequencies are part of the 
 the same steps as in transformers, from IEEE operations and a power that is rounded once (from 40 decimal digits). An
 angle is the float32 product of frequency and position. Its cosine and sine are computed in float64 from additions and
 multiplications only, because the last bit of a library function changes with the CPU, and rounded once to the table's
-dtype. Scaling: linear, llama3 (Llama 3.1), yarn (arXiv 2309.00071), longrope (arXiv 2402.13753), given factors (GGUF).
+dtype. Scaling: linear, llama3 (Llama 3.1), yarn (arXiv 2309.00071), longrope (arXiv 2402.13753), proportional (Gemma
+4), given factors (GGUF).
 """
 
 import math
@@ -14,7 +15,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.config import RopeConfig
+from karat.config import ProportionalRope, RopeConfig
 
 # π/2 in three parts. The first two have 33 significant bits, so their products with a quadrant number of up to 20 bits
 # are exact in float64.
@@ -92,6 +93,10 @@ def scaled_frequencies(rope: RopeConfig, wavelengths: NDArray[np.float32]) -> ND
             return one / wavelengths
         case "linear":
             return one / wavelengths / np.float32(rope.factor)
+        case "proportional":
+            assert isinstance(rope, ProportionalRope)
+            turned = np.arange(len(wavelengths)) < rope.turned_pairs(2 * len(wavelengths))
+            return np.where(turned, one / wavelengths / np.float32(rope.factor), np.float32(0))
         case "factors":
             # `karat check` also computes tables of a wrong head_dim: columns beyond the factors use the last one.
             columns = np.minimum(np.arange(len(wavelengths)), len(rope.factors) - 1)

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.wording import listed, shown
 from karat.errors import NoTokenizerError, TokenizerError
-from karat.text.gguf_vocabulary import INTEGERS, GgufVocabulary
+from karat.text.gguf_vocabulary import BYTE, INTEGERS, GgufVocabulary
 from karat.text.piece_merging import PieceMerging
 from karat.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from karat.text.sentence_piece import MAX_MERGES, sentence_piece
@@ -23,6 +23,7 @@ from karat.text.tokenizer_files import TokenizerFiles
 from karat.text.tokenizer_limits import check_nothing_vanishes
 
 _NONE = ("none", "no_vocab")  # llama.cpp's names for a file without a tokenizer
+_MERGES = ("gpt2", "gemma4")  # of these kinds a file states the merges: byte-level BPE, and BPE of pieces
 MAX_TOKENS = 1 << 19  # twice the largest vocabulary
 MAX_TEXT_BYTES = 32 << 20  # of all tokens, and of all merges
 _MANY_MERGES = 1 << 19
@@ -63,10 +64,10 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
             f"{place}: has a tokenizer.ggml.precompiled_charsmap; expected SentencePiece without normalisation, or "
             "byte-level BPE; take another model"
         )
-    if kind not in ("gpt2", "llama"):
+    if kind not in (*_MERGES, "llama"):
         raise NoTokenizerError(
-            f"{place}: tokenizer.ggml.model is {shown(kind)}; expected gpt2 (byte-level BPE) or llama "
-            "(SentencePiece BPE); take another model"
+            f"{place}: tokenizer.ggml.model is {shown(kind)}; expected gpt2 (byte-level BPE), llama (SentencePiece "
+            "BPE) or gemma4 (BPE of SentencePiece's pieces); take another model"
         )
     _check_sizes(metadata, kind, place)
     try:
@@ -79,6 +80,8 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
         merging = None
         if pre_tokenizer:
             backend = _byte_level(metadata, vocabulary, pre_tokenizer, place)
+        elif kind in _MERGES:
+            backend = _of_pieces(metadata, vocabulary, place)
         else:
             backend, merging = _sentence_piece(metadata, vocabulary, frame, place)
         backend.add_tokens(vocabulary.added())
@@ -103,7 +106,7 @@ def read_gguf_tokenizer(metadata: Metadata, place: str) -> TokenizerFiles:
 def _unread(metadata: Metadata, kind: str) -> list[str]:
     """A note of the keys that Karat does not know, or does not read for this kind of tokenizer."""
     start = "tokenizer.ggml."
-    has_prefix = metadata.values.get(f"{start}add_space_prefix") is not False  # none is what byte-level BPE has
+    has_prefix = metadata.values.get(f"{start}add_space_prefix") is not False  # none is what BPE by merges has
     idle = {"merges"} if kind == "llama" else {"add_space_prefix"} if has_prefix else set()
     known = _OTHER | {f"{start}{name}" for name in (_KNOWN | _NEUTRAL.keys()) - idle}
     known |= {SPACE_PREFIX} if kind == "llama" else set()
@@ -122,7 +125,7 @@ def _check_sizes(metadata: Metadata, kind: str, place: str) -> None:
         raise TokenizerError(f"{place}: has no tokenizer.ggml.tokens; expected a vocabulary; convert the model again")
     if tokens.len > MAX_TOKENS:
         raise TokenizerError(f"{place}: has {tokens.len} tokens; expected at most {MAX_TOKENS}; take another file")
-    merges = metadata.array("tokenizer.ggml.merges", "STRING") if kind == "gpt2" else None
+    merges = metadata.array("tokenizer.ggml.merges", "STRING") if kind in _MERGES else None
     for what, given in (("tokens", tokens), ("merges", merges)):
         if given is not None and given.end - given.begin > 8 * given.len + MAX_TEXT_BYTES:
             raise TokenizerError(f"{place}: has {what} of more than {MAX_TEXT_BYTES} bytes; take another file")
@@ -157,27 +160,41 @@ def _pre_tokenizer(metadata: Metadata, place: str, notes: list[str]) -> PreToken
 
 def _byte_level(metadata: Metadata, vocabulary: GgufVocabulary, kind: PreTokenizer, place: str) -> Backend:
     """Byte-level BPE."""
+    backend = _merging(metadata, vocabulary, place, ignore_merges=kind.takes_whole)
+    if (normalizer := kind.normalizer()) is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = kind.build()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _of_pieces(metadata: Metadata, vocabulary: GgufVocabulary, place: str) -> Backend:
+    """BPE of SentencePiece's pieces by stated merges, as Gemma 4 has it: ▁ is a space, and nothing is cut before."""
+    has_bytes = BYTE in vocabulary.types
+    backend = _merging(
+        metadata, vocabulary, place, unk_token=vocabulary.unknown(), fuse_unk=True, byte_fallback=has_bytes
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+def _merging(metadata: Metadata, vocabulary: GgufVocabulary, place: str, **options: Any) -> Backend:
+    """BPE with the merges of the file."""
     merges = metadata.array("tokenizer.ggml.merges", "STRING")
     if merges is None:
-        raise TokenizerError(
-            f"{place}: has no tokenizer.ggml.merges; expected byte-level BPE's; convert the model again"
-        )
+        raise TokenizerError(f"{place}: has no tokenizer.ggml.merges; expected BPE's; convert the model again")
     ids = vocabulary.ids
     if merges.len > _MANY_MERGES:  # the library copies all merges before it checks one
         for merge in merges.each_string():
             _check_merge(merge.split(" ", 1), ids, place)
     pairs: list[Any] = [tuple(merge.split(" ", 1)) for merge in merges.each_string()]  # the library refuses others
     try:
-        backend = Backend(models.BPE(vocab=ids, merges=pairs, ignore_merges=kind.takes_whole))
+        return Backend(models.BPE(vocab=ids, merges=pairs, **options))
     except Exception:  # for a merge with unknown tokens; the library raises nothing narrower
         for pair in pairs:
             _check_merge(pair, ids, place)
         raise
-    if (normalizer := kind.normalizer()) is not None:
-        backend.normalizer = normalizer
-    backend.pre_tokenizer = kind.build()
-    backend.decoder = decoders.ByteLevel()
-    return backend
 
 
 def _check_merge(pair: Sequence[str], ids: Mapping[str, int], place: str) -> None:

@@ -41,7 +41,9 @@ def test_experts_are_the_reference_executors(experts: int, chosen: int, renormal
     params: dict[str, Any] = {"routing": routing}
     by = evaluate(Node("weights", "chosen_weights", ("logits", "ids"), params), [logits, ids], context, F64)
     np.testing.assert_allclose(by, want_weights, rtol=1e-12)
-    node = Node("mlp", "experts", ("x", "ids", "weights"), {**names, "clamp": None, **dict.fromkeys(BIASES)})
+    node = Node(
+        "mlp", "experts", ("x", "ids", "weights"), {**names, "by_gelu": False, "clamp": None, **dict.fromkeys(BIASES)}
+    )
     given_ = evaluate(node, [x, ids, by], context, F64)
     matrices = (tuple(arrays[name]) for name in arrays)
     want = ops.experts(x, want_ids, want_weights, *matrices, leaves=leaf_ends(experts, 1), name="mlp")

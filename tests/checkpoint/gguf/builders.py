@@ -148,6 +148,8 @@ def write_model(
     family = config["model_type"]
     named = {
         "gemma3_text": "gemma3",
+        "gemma4_text": "gemma4",
+        "gemma4_unified_text": "gemma4",
         "gpt_oss": "gpt-oss",
         "ministral3": "mistral3",
         "mistral": "llama",
@@ -166,12 +168,15 @@ def write_model(
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config.get("intermediate_size", 8))
     writer.add_head_count(config["num_attention_heads"])
-    kv_heads = config["num_key_value_heads"]
-    writer.add_head_count_kv(
-        [kv_heads * each for each in has_attention(config)] if "conv_L_cache" in config else kv_heads
-    )
+    if arch == "gemma4":
+        head_dim = _add_gemma4(writer, config)
+    else:
+        writer.add_feed_forward_length(config.get("intermediate_size", 8))
+        kv_heads = config["num_key_value_heads"]
+        writer.add_head_count_kv(
+            [kv_heads * each for each in has_attention(config)] if "conv_L_cache" in config else kv_heads
+        )
     writer.add_layer_norm_rms_eps(config.get("norm_eps") or config["rms_norm_eps"])
     if taps := config.get("conv_L_cache"):
         writer.add_shortconv_l_cache(taps)
@@ -210,7 +215,8 @@ def write_model(
         ):
             if cap := config.get(key):
                 add(cap)
-        weights = {name: each + np.float32("norm" in name) for name, each in weights.items()}
+        plus = np.float32(arch != "gemma4")
+        weights = {name: each + plus * ("norm" in name) for name, each in weights.items()}
     if family == "muse_glimmer_text":  # after llama.cpp's converter: the gguf package does not know the architecture
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
         writer.add_logit_scale(config["output_multiplier"])
@@ -238,7 +244,7 @@ def write_model(
         }
     if num_experts := config.get("num_experts", config.get("num_local_experts")):
         writer.add_expert_count(num_experts)
-        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_used_count(config.get("top_k_experts") or config["num_experts_per_tok"])
         if size := config.get("moe_intermediate_size"):
             writer.add_expert_feed_forward_length(size)
         if size := config.get("shared_expert_intermediate_size"):
@@ -248,7 +254,8 @@ def write_model(
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for name, weight in weights.items():
         stored = weight[0] if "shared_expert_gate" in name else weight  # one row is a vector
-        name += ".weight" if name.endswith(".sinks") or (weight.ndim == 3 and name.endswith("_proj")) else ""
+        is_bare = name.endswith((".sinks", ".layer_scalar")) or (weight.ndim == 3 and name.endswith("_proj"))
+        name += ".weight" if is_bare else ""
         if is_paired and ".q_proj." in name:
             stored = paired(weight, config["num_attention_heads"])
         if is_paired and ".k_proj." in name:
@@ -257,12 +264,33 @@ def write_model(
         if "conv_L_cache" in config and ".experts." not in name:
             name = hub_name(family, name).replace("expert_bias", "expert_bias.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith((".router.scale", ".router.per_expert_scale")):
+            new_name = f"blk.{name.split('.')[2]}.{'ffn_down_exps' if 'per' in name else 'ffn_gate_inp'}.scale"
         assert new_name is not None
         writer.add_tensor(new_name, stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> int:
+    """What differs between layers, as llama.cpp's converter writes it; the size of a head that sees all keys."""
+    sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    inner, shared, kv_heads = config["intermediate_size"], config["num_kv_shared_layers"], config["num_key_value_heads"]
+    full_heads = config["num_global_key_value_heads"] if config["attention_k_eq_v"] else None
+    wide = [config["use_double_wide_mlp"] and index >= len(sliding) - shared for index in range(len(sliding))]
+    writer.add_feed_forward_length([inner * (1 + each) for each in wide] if any(wide) else inner)
+    writer.add_head_count_kv([kv_heads if each else full_heads for each in sliding] if full_heads else kv_heads)
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input", 0))
+    writer.add_sliding_window_pattern(sliding)
+    for add in (writer.add_key_length_swa, writer.add_value_length_swa, writer.add_rope_dimension_count_swa):
+        add(config["head_dim"])
+    head_dim: int = config["global_head_dim"]
+    turned = int(head_dim * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+    writer.add_tensor("rope_freqs.weight", np.array([1] * turned + [1e30] * (head_dim // 2 - turned), np.float32))
+    return head_dim
 
 
 def has_attention(config: Mapping[str, Any]) -> list[bool]:

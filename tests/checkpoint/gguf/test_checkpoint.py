@@ -50,7 +50,14 @@ from tests.support.calls import count_calls
 from tests.support.drawn import examples
 
 HYBRIDS = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-STORED_OTHERWISE = ("gemma2", "gemma3_text", "muse_glimmer_text", *HYBRIDS)  # files do not store what folders do
+STORED_OTHERWISE = (  # files do not store what folders do
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "gemma4_unified_text",
+    "muse_glimmer_text",
+    *HYBRIDS,
+)
 REWRITTEN = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 F32_TYPE = np.dtype(np.float32)
 

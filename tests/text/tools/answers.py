@@ -58,6 +58,24 @@ def _atem(calls: list[Call]) -> str:
     return "<|eom|><|start|>assistant".join(map(one, calls))
 
 
+def _gemma(calls: list[Call]) -> str:
+    def value(of: Any) -> str:
+        match of:
+            case str():
+                return f'<|"|>{of}<|"|>'
+            case dict():
+                return "{" + ",".join(f'<|"|>{key}<|"|>:{value(each)}' for key, each in of.items()) + "}"
+            case list():
+                return f"[{','.join(map(value, of))}]"
+            case _:
+                return json.dumps(of)
+
+    def one(call: Call) -> str:
+        return "{" + ",".join(f"{key}:{value(each)}" for key, each in call[1].items()) + "}"
+
+    return "".join(f"<|tool_call>call:{call[0]}{one(call)}<tool_call|>" for call in calls)
+
+
 # Every format in the way models of the family write it.
 WRITERS = {
     "hermes": _tagged,
@@ -73,6 +91,7 @@ WRITERS = {
         "<function_calls>" + "\n".join(_pythonic([call])[1:-1] for call in calls) + "</function_calls>"
     ),
     "atem": _atem,
+    "gemma": _gemma,
     "harmony": _harmony,
 }
 
@@ -103,6 +122,10 @@ _NEARLY = [
     "<|tool_call_start|>[",
     "'a', b=",
     "')]<|tool_call_end|>",
+    "<|tool_call>call:f{",
+    '<|"|>',
+    '<|"',
+    "}<tool_call|>",
 ]
 _WORDS = "f get_weather Hello true 1.5e3 abc123def".split()
 _PIECES = [*_MARKS, *_HEADERS, *_SIGNS, *_NEARLY, *_WORDS]

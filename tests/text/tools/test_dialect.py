@@ -39,6 +39,8 @@ KNOWN = {
     "LFM2.5-Instruct": "lfm2",
     "muse-glimmer": "atem",
     "openai-gpt-oss-120b": "harmony",
+    "google-gemma-4-31B-it": "gemma",
+    "google-gemma-4-31B-it-interleaved": "gemma",
 }
 CALL = {"name": "get_weather", "arguments": {"city": "Oslo \"'}]", "days": [1, 2.5], "sure": True}}
 USER = {"role": "user", "content": "What is the weather?"}

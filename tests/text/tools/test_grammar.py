@@ -36,6 +36,7 @@ TOOLS = (
 TAGS = ("<think>", "</think>")
 PLAIN = byte_tokenizer(special=["</s>"])
 MARKS = "[TOOL_CALLS] [ARGS] <tool_call> </tool_call> <|tool_call_start|> <|tool_call_end|>".split()
+MARKS += '<|tool_call> <tool_call|> <|"|>'.split()
 MARKED = byte_tokenizer(special=["</s>", *MARKS, *TAGS, *MESSAGES])
 END = 256
 FORM_NAMES = sorted(FORMATS)
@@ -113,6 +114,7 @@ CALL = {
     "olmo": "<function_calls>clock()</function_calls>",
     "qwen-xml": "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
     "seed-xml": "<seed:tool_call>\n<function=clock>\n</function>\n</seed:tool_call>",
+    "gemma": "<|tool_call>call:clock{}<tool_call|>",
     "harmony": "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}",
 }
 TWO = {
@@ -126,6 +128,7 @@ TWO = {
     "olmo": "<function_calls>clock()\nclock()</function_calls>",
     "qwen-xml": CALL["qwen-xml"] + "\n" + CALL["qwen-xml"],
     "seed-xml": CALL["seed-xml"] + "\n" + CALL["seed-xml"],
+    "gemma": CALL["gemma"] * 2,
     "harmony": CALL["harmony"] + "<|call|><|start|>assistant" + CALL["harmony"],
 }
 

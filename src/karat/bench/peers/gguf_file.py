@@ -8,6 +8,7 @@ from pathlib import Path
 
 from karat.bench.peers.api import PeerModel
 from karat.checkpoint import Weight, requantized_type
+from karat.checkpoint.gguf.rope import STORED_AS_FACTORS
 from karat.checkpoint.gguf.writer import numbers, scalar, string, strings, write_gguf
 from karat.convert.conversion import own_tensors, rope_factors, stated_tensors
 from karat.convert.metadata import Pairs, different_in_llama_cpp, foreign_to_llama_cpp, model_pairs, rope_of
@@ -32,7 +33,7 @@ def write_peer_file(path: Path, model: PeerModel) -> None:
         raise UsageError(f"llama.cpp would not measure the same model: {reason}; measure it without peer")
     tensors = own_tensors(config, model.weights, partial(_type, model), model.stored)
     embedding = next(tensor for tensor in tensors if tensor.name == "token_embd.weight")
-    if rope_of(config).rope_type in ("llama3", "factors"):
+    if rope_of(config).rope_type in STORED_AS_FACTORS:
         tensors.append(rope_factors(config))
     tensors += stated_tensors(config)
     if embedding.dtype in MIXES:  # otherwise it is a mix, or no type at all

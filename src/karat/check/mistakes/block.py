@@ -19,11 +19,13 @@ from karat.check.model.right.elementwise import (
     GateAndUp,
     Gated,
     GatedBy,
+    Scaled,
     Sum,
     activated,
     add,
     gated_by,
     gelu,
+    scale,
     sigmoid_mul,
     silu,
 )
@@ -58,7 +60,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "nothing": lambda x: x,
 }
-_OF_UNITS = {**ACTIVATIONS, "silu": silu}
+OF_UNITS = {**ACTIVATIONS, "silu": silu}
 GATES: Mapping[str, Callable[[Array], Array]] = {
     "silu": silu,
     "softplus": lambda x: np.logaddexp(x.dtype.type(0), x),
@@ -79,9 +81,9 @@ def swapped(activated: Op[GateAndUp], a: GateAndUp, _: bool) -> Array:
     return activated(replace(a, gate=a.up, up=a.gate))
 
 
-@mistake("silu_mul", "gelu_mul", of=activated, choices=_OF_UNITS)
+@mistake("silu_mul", "gelu_mul", of=activated, choices=OF_UNITS)
 def activation(activated: Op[GateAndUp], a: GateAndUp, name: str) -> Array:
-    return activated(replace(a, activation=_OF_UNITS[name]))
+    return activated(replace(a, activation=OF_UNITS[name]))
 
 
 @mistake("silu_mul", "gelu_mul", of=activated, choices=_FLAG)
@@ -98,6 +100,12 @@ def no_gate(activated: Op[GateAndUp], a: GateAndUp, _: bool) -> Array:
 @mistake("silu_mul", "gelu_mul", of=activated, choices=_FLAG)
 def no_up(activated: Op[GateAndUp], a: GateAndUp, _: bool) -> Array:
     return a.activation(a.gate)
+
+
+@mistake("scale_by", of=scale, choices=(-1, 0, 2))
+def applied(scale: Op[Scaled], a: Scaled, times: int) -> Array:
+    """How often it is multiplied; less than 0 is divided."""
+    return scale(replace(a, factor=a.factor**times))
 
 
 @mistake("sigmoid_mul", of=sigmoid_mul, choices=_FLAG)
@@ -117,7 +125,7 @@ def tiled_gate(gated_by: Op[GatedBy], a: GatedBy, _: bool) -> Array:
 
 
 def residuals(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
-    for role, block in zip(layer.sums, ("attention", "MLP"), strict=False):
+    for role, block in zip(layer.sums, ("attention", "MLP", "layer's input"), strict=False):
         yield "residual-missing", f"only the {block}'s output is kept", {role: {"factors": (0, 1)}}
         yield "residual-missing", f"the {block}'s output is dropped", {role: {"factors": (1, 0)}}
         yield "residual-twice", f"the input of the {block} counts twice", {role: {"factors": (2, 1)}}
@@ -129,19 +137,22 @@ def residuals(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, 
                 after = layer.node(norm).name
                 yield "residual-missing", f"taken after {norm}", {role: {"inputs": (after, block_output)}}
     if len(layer.sums) > 1:
+        second, last = layer.node(layer.sums[1]), layer.node("layer")
         yield (
             "residual-missing",
             "the MLP's is the layer's input",
-            {"layer": {"inputs": (layer.before, layer.node("layer").inputs[1])}},
+            {layer.sums[1]: {"inputs": (layer.before, second.inputs[1])}},
         )
-        of_input: Params = {"inputs": (layer.before, layer.node("layer").inputs[1]), "factors": (1, 0)}
+        of_input: Params = {"inputs": (layer.before,), "applied": 0}
+        if last.kind == "add":
+            of_input = {"inputs": (layer.before, last.inputs[1]), "factors": (1, 0)}
         yield "layer-skipped", "the layer's result is its input", {"layer": of_input}
 
 
 def wiring(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     if len(layer.sums) > 1:
         reading = layer.instead(layer.node("attention_residual").name, layer.before)
-        del reading["layer"]  # the sum keeps it
+        del reading[layer.sums[1]]  # the sum keeps it
         yield "residual-missing", "the MLP reads the layer's input", reading
 
 
@@ -165,7 +176,7 @@ def mlp(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params
         },
     )
     own = {"silu_mul": "silu", "gelu_mul": "gelu (tanh)"}[layer.node(act).kind]
-    for name in _OF_UNITS:
+    for name in OF_UNITS:
         if name != own:
             yield "activation", name, {act: {"activation": name}}
     yield "activation", "up is not multiplied", {act: {"no_up": True}}
@@ -185,6 +196,9 @@ def multipliers(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str
     for role in layer.roles_of("scale"):
         for bug, detail, params in of_multiplier(layer.node(role)):
             yield bug, f"{role}: {detail}", {role: params}
+    for role in layer.roles_of("scale_by"):
+        for times, detail in ((0, "left out"), (2, "applied twice"), (-1, "divided by")):
+            yield "multiplier", f"{role}: {detail}", {role: {"applied": times}}
 
 
 def of_multiplier(node: Node) -> Iterator[tuple[str, str, Params]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from karat.check.mistakes.block import ACTIVATIONS
+from karat.check.mistakes.block import OF_UNITS
 from karat.check.mistakes.catalogue import Bug
 from karat.check.mistakes.registry import mistake
 from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
@@ -188,9 +188,9 @@ def clamped(inner: Op[Inner], a: Inner, name: str) -> Array:
     return CLAMPED[name](inner, a)
 
 
-@mistake("experts", of=expert, choices=ACTIVATIONS)
+@mistake("experts", of=expert, choices=OF_UNITS)
 def expert_activation(expert: Op[Expert], a: Expert, name: str) -> Array:
-    return expert(replace(a, activation=ACTIVATIONS[name]))
+    return expert(replace(a, activation=OF_UNITS[name]))
 
 
 def routing(scope: Scope, layer: Layer) -> Variants:
@@ -242,8 +242,10 @@ def matrices(scope: Scope, layer: Layer) -> Variants:
         yield "gate-up-swapped", "of each expert", {role: exchanged}
         for name in STACKS:
             yield "gate-up-split", f"of each expert: {name}", {role: {"stack": name}}
-        for name in ACTIVATIONS:
-            yield "activation", f"of each expert: {name}", {role: {"expert_activation": name}}
+        own = "gelu (tanh)" if params["by_gelu"] else "silu"
+        for name in OF_UNITS:
+            if name != own:
+                yield "activation", f"of each expert: {name}", {role: {"expert_activation": name}}
         for other in range(scope.config.num_layers):
             found = scope.graph.by_role.get((other, role))
             if other != layer.index and found is not None and found.kind == "experts":

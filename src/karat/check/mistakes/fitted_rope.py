@@ -41,12 +41,13 @@ def fits(
         turn = np.median(np.angle(np.exp(1j * (angles[steps + 1] - angles[steps]))), axis=0) / turned  # [half]
         good = turn > 0
         good[0] = False  # the first pair turns by 1 whatever the base
+        good &= frequencies != 0
         if good.any():
             exponent = np.arange(half) / half
             theta = float(np.exp(np.median(-np.log(turn[good]) / exponent[good])))
             plain = RopeConfig(theta=2.0)
             yield from _rounded_theta(plain, _refined(plain, theta, angles, turned * positions), rope)
-        if rope.rope_type != "default":
+        if rope.rope_type not in ("default", "proportional"):
             theta = _refined(rope, _searched(rope, turn), angles, turned * positions)
             yield from _rounded_theta(rope, theta, rope)
         if rope.rope_type in ("linear", "llama3", "yarn"):

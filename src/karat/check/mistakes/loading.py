@@ -76,7 +76,7 @@ def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
         yield Variant("bias-missing", "q, k and v", {node.name: {"bias_factor": 0} for node in nodes})
         for part in (("q", "k"), ("k", "v"), ("q", "v")):
             edits: dict[str, Params] = {
-                node.name: {"bias_factor": 0} for name, node in zip(names, nodes, strict=True) if name in part
+                node.name: {"bias_factor": 0} for name, node in zip(names, nodes, strict=False) if name in part
             }
             yield Variant("bias-missing", " and ".join(part), edits)
     reduced = [layer.node(role) for role in ("self_attn.o_proj", "mlp.down_proj") if role in layer]
@@ -91,7 +91,7 @@ def _biases(layer: Layer, nodes: Sequence[Node]) -> Iterator[Variant]:
 def _fused(nodes: Sequence[Node], ranks: int = 1) -> Iterator[Variant]:
     """q, k and v stacked in one order and cut in another; by each of several ranks on its own."""
     within, more = (f" by each of {ranks} ranks", (ranks,)) if ranks > 1 else ("", ())
-    if not nodes:
+    if len(nodes) < len(_QKV):  # v may be k, or K and V another layer's
         return
     for stored, cut in _cuts() if ranks == 1 else ((own, cut) for own, cut in _cuts() if "groups" not in (own, cut)):
 

@@ -16,11 +16,15 @@ from karat.check.mistakes.scope import Layer, OfLayer, Params, Scope
 from karat.check.model.context import Array
 from karat.check.model.graph import Node
 from karat.check.model.kinds import Op
-from karat.check.model.right.norm import Norm, mean_square, norm, spanned
+from karat.check.model.right.norm import EuclidNorm, Norm, l2_norm, mean_square, norm, spanned
 from karat.check.model.right.rope import turned
 from karat.config import RopeConfig
 
 BUGS: Mapping[str, Bug] = {
+    "v-norm": Bug(
+        "v is not normalised, or is made of k after its norm",
+        "normalise each head of v, without a weight; where there is no v_proj, of what k_proj gives, before k_norm",
+    ),
     "qk-norm-missing": Bug(
         "q or k is not normalised, or only after RoPE", "apply q_norm and k_norm per head, before RoPE"
     ),
@@ -48,6 +52,11 @@ _EPS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 
 @mistake("norm", of=norm, choices=(True,))
 def skip(norm: Op[Norm], a: Norm, _: bool) -> Array:
+    return a.x
+
+
+@mistake("l2_norm", of=l2_norm, choices=(True,))
+def as_it_is(l2_norm: Op[EuclidNorm], a: EuclidNorm, _: bool) -> Array:
     return a.x
 
 
@@ -120,7 +129,7 @@ def norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Para
         )
     for role in layer.norms:
         yield "norm-swapped", f"{role} has the weight of model.norm", {role: {"weight": "model.norm.weight"}}
-    if "self_attn.q_norm" in layer:
+    if "self_attn.q_norm" in layer and "self_attn.k_norm" in layer:
         q, k = (layer.node(f"self_attn.{part}_norm").params["weight"] for part in "qk")
         if scope.weights.shape(q) == scope.weights.shape(k):
             exchanged = {"self_attn.q_norm": {"weight": k}, "self_attn.k_norm": {"weight": q}}
@@ -158,6 +167,8 @@ def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, P
     shape = layer.shape
     wrong: dict[str, Params] = {}
     for role, heads in ((q, shape.num_heads), (k, shape.num_kv_heads)):
+        if role not in layer:  # k may be another layer's
+            continue
         (length,) = scope.weights.shape(layer.node(role).params["weight"])
         size = shape.head_dim if length != shape.head_dim else heads * shape.head_dim
         wrong |= {role: {"spans": size}} if size != length else {}
@@ -165,7 +176,7 @@ def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, P
         together = any(params["spans"] != shape.head_dim for params in wrong.values())
         yield "qk-norm-heads", "all heads together" if together else "each head alone", wrong
     rope = shape.rope
-    if rope is None:
+    if rope is None or k not in layer:
         return
     inputs = {part: (layer.node(f"self_attn.{part}_proj").name,) for part in "qk"}
     normed = tuple(layer.node(role).name for role in (q, k))
@@ -182,4 +193,18 @@ def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, P
     yield "qk-norm-missing", "RoPE's result is normalised", late
 
 
-OF_LAYER: Sequence[OfLayer] = (qk_norms, norms)
+def v_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    v = "self_attn.v_norm"
+    if v not in layer:
+        return
+    yield "v-norm", "not normalised", {v: {"as_it_is": True}}
+    if layer.node(v).inputs != (layer.node("self_attn.k_proj").name,):
+        return
+    for role in ("self_attn.k_norm", "self_attn.k_rope"):
+        if role in layer:
+            name = layer.node(role).name
+            yield "v-norm", f"v is made of {role}", {v: {"inputs": (name,)}}
+            yield "v-norm", f"v is {role}", {v: {"inputs": (name,), "as_it_is": True}}
+
+
+OF_LAYER: Sequence[OfLayer] = (qk_norms, v_norms, norms)

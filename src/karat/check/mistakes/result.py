@@ -40,7 +40,7 @@ def output_factor(result: Op[Result], a: Result, factor: float) -> Array:
     return result(a) * a.dtype.type(factor)
 
 
-@mistake("linear", "scores", "mix", "silu_mul", "gelu_mul", "add", of=result, choices=(True,))
+@mistake("linear", "scores", "mix", "silu_mul", "gelu_mul", "add", "scale_by", of=result, choices=(True,))
 def fp16_output(result: Op[Result], a: Result, _: bool) -> Array:
     return rounded(result(a), "float16")
 

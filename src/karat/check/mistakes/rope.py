@@ -18,7 +18,7 @@ from karat.check.model.right.attention import Scores, scores
 from karat.check.model.right.norm import Norm, norm
 from karat.check.model.right.rope import Angles, Rotated, angles, rope, turned
 from karat.check.model.tokens import Tokens
-from karat.config import LayerShape, RopeConfig
+from karat.config import LayerShape, ProportionalRope, RopeConfig
 from karat.ops.rope_table import yarn_attention_factor
 
 BUGS: Mapping[str, Bug] = {
@@ -174,8 +174,9 @@ def biases(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Par
     """The bias of q and k added behind RoPE, in traces with what goes into RoPE, and with the right projections."""
     if layer.shape.rope is None:
         return
-    names = {part: layer.node(f"self_attn.{part}_proj").params.get("bias") for part in "qk"}
-    for parts in ("qk", "q", "k"):
+    there = [part for part in "qk" if f"self_attn.{part}_proj" in layer]  # a layer may read another's k
+    names = {part: layer.node(f"self_attn.{part}_proj").params.get("bias") for part in there}
+    for parts in ("qk", "q", "k") if len(there) == 2 else ("q",):
         if all(names[part] and layer.node(f"self_attn.{part}_rope").inputs[0].endswith("_proj") for part in parts):
             what = " and ".join(parts)
             moved: dict[str, Params] = {
@@ -206,6 +207,12 @@ def _rope_params(scope: Scope, shape: LayerShape, rope: RopeConfig) -> Iterator[
     elsewhere = {shape.rope for shape in scope.config.shapes if shape.rope not in (None, rope)}
     for rope_of_layers in sorted(elsewhere, key=repr):
         yield "rope-theta", "the frequencies of layers of the other kind", {"rope": rope_of_layers}
+    if isinstance(rope, ProportionalRope):
+        size, plain = 2 * rope.turned_pairs(d), RopeConfig(theta=rope.theta)
+        if 0 < size < d:
+            detail = f"the first {size} of {d} dimensions, as where RoPE is partial"
+            yield "rope-partial", detail, {"rope": plain, "rotary_dim": size}
+            yield "rope-partial", f"{detail}; frequencies of {d}", {"rope": plain, "rotary_dim": size, "table_dim": d}
     for part in (2, 4):
         if d % (2 * part) == 0:
             yield "rope-partial", f"only {d // part} of {d} dimensions", {"rotary_dim": d // part}
@@ -225,14 +232,14 @@ def rope_mistakes(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
             yield f"theta {theta:g} instead of {rope.theta:g}", replace(rope, theta=theta)
     if rope.rope_type != "default":
         yield f"{rope.rope_type} scaling ignored", RopeConfig(theta=rope.theta)
-        for factor in _FACTORS if rope.rope_type not in ("factors", "longrope") else ():
+        for factor in _FACTORS if rope.rope_type not in ("factors", "longrope", "proportional") else ():
             if factor != rope.factor:
                 other = replace(rope, factor=factor)
                 yield f"factor {factor:g} instead of {rope.factor:g}", other
                 if rope.rope_type == "yarn" and (attention := yarn_attention_factor(factor, None, None)):
                     detail = f"factor {factor:g} instead of {rope.factor:g}, and its own attention_factor"
                     yield detail, replace(other, attention_factor=attention)
-        if rope.rope_type != "linear":
+        if rope.rope_type not in ("linear", "proportional"):
             linear = RopeConfig(theta=rope.theta, rope_type="linear", factor=rope.factor)
             yield f"linear scaling instead of {rope.rope_type}", linear
     if rope.attention_factor != 1:

@@ -22,7 +22,8 @@ LINEARS = (
     "mlp.up_proj",
     "mlp.down_proj",
 )
-ROUTERS = ("mlp.gate", "mlp.router")
+ROUTERS = ("mlp.gate", "mlp.router", "router.proj")
+_SUMS = ("attention_residual", "mlp_residual", "input_residual", "layer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +89,8 @@ class Layer:
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """The roles of the sums of x and what a branch gives."""
-        return ("attention_residual", "layer") if "attention_residual" in self else ("layer",)
+        """The roles of the sums of x and what a branch gives, in order; the last result may be a product of one."""
+        return tuple(role for role in _SUMS if role in self and self.node(role).kind == "add")
 
     @property
     def before(self) -> str:

@@ -138,7 +138,7 @@ class _GraphOps(Ops):
         names = ("gate_biases", "up_biases", "down_biases")
         biases = dict(zip(names, op.biases or (None, None, None), strict=True))
         matrices = {"gates": op.gates, "ups": op.ups, "downs": op.downs}
-        return self.of(op, "experts", **matrices, **biases, clamp=op.clamp)
+        return self.of(op, "experts", **matrices, **biases, by_gelu=op.by_gelu, clamp=op.clamp)
 
     def parts(self, op: api.Split) -> tuple[str, ...]:
         return tuple(

@@ -12,7 +12,7 @@ from karat.config import FloatName, ModelConfig
 from karat.layers.place import Place
 from karat.layers.weights import AS_STORED, Prepare, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
-from karat.models.decoder import embedding, end, layer, outline
+from karat.models.decoder import embedding, end, layer, layer_inputs, outline
 from karat.ops.executor import Executor
 from karat.ranks.group import SINGLE
 
@@ -50,10 +50,15 @@ def layer_logits(
     steps = [ops.begin(batch) for batch in batches]
     embed = embedding(place(), config)
     states = [embed(ops, step) for step in steps]
-    del embed
+    inputs = layer_inputs(place(), config)
+    given = [None if inputs is None else inputs(ops, x, step) for x, step in zip(states, steps, strict=True)]
+    del embed, inputs
     for index in range(config.num_layers):
         block = layer(place(), config, index)
-        states = [block(ops, x, step, caches[index], ropes) for x, step in zip(states, steps, strict=True)]
+        states = [
+            block(ops, x, step, caches[index], ropes, each and each[index])
+            for x, step, each in zip(states, steps, given, strict=True)
+        ]
         del block
     root = place()
     tied = config.tie_word_embeddings

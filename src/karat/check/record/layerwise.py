@@ -18,7 +18,7 @@ from karat.layers.place import Place
 from karat.layers.shards import CutUnits
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
 from karat.models.cut_units import cut_units
-from karat.models.decoder import default_kv_dtype, embedding, end, end_names, layer, outline
+from karat.models.decoder import default_kv_dtype, embedding, end, end_names, layer, layer_inputs, outline
 from karat.ops.api import Cache, Ops, Tensor
 from karat.ops.contract import contract_of, integers_read
 from karat.ops.executor import Executor
@@ -101,13 +101,23 @@ class LayerwiseRun:
             for step, (start, stop) in enumerate(self._spans)
         ]
         steps = [tap.begin(batch) for batch in batches]
-        embed = embedding(self._place(units), config)
-        states = yield from self._part(lambda ops, _x, _caches: [embed(ops, step) for step in steps], tap, [], caches)
+        embed, inputs = embedding(self._place(units), config), layer_inputs(self._place(units), config)
+        given: list[tuple[Tensor, ...] | None] = []  # what layers get besides, of each step
+
+        def start(ops: Ops, _states: States, _caches: Caches) -> States:
+            states = [embed(ops, step) for step in steps]
+            given[:] = [None if inputs is None else inputs(ops, x, step) for x, step in zip(states, steps, strict=True)]
+            return states
+
+        states = yield from self._part(start, tap, [], caches)
         for index in range(config.num_layers):
             block = layer(self._place(units), config, index)
 
             def through(ops: Ops, states: States, caches: Caches, block: Block = block, index: int = index) -> States:
-                return [block(ops, x, step, caches[index], ropes) for x, step in zip(states, steps, strict=True)]
+                return [
+                    block(ops, x, step, caches[index], ropes, each and each[index])
+                    for x, step, each in zip(states, steps, given, strict=True)
+                ]
 
             states = yield from self._part(through, tap, states, caches)
             del block, through

@@ -9,7 +9,6 @@ ones under a mistake), relative to the norms of the two vectors.
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,7 @@ from karat.check.mistakes.attention import kv_heads_read
 from karat.check.mistakes.weight_readings import Effective
 from karat.check.model.context import Context
 from karat.check.model.graph import Node
-from karat.check.model.right.elementwise import silu
-from karat.check.model.right.experts import Inner, inner
+from karat.check.model.right.experts import Inner, activation_of, inner
 
 Array = NDArray[np.floating]
 F64 = np.dtype(np.float64)
@@ -86,7 +84,7 @@ class Accumulation:
         clamp, number = node.params["clamp"], int(np.bincount(ids.reshape(-1)).argmax())
         rows = x[(ids == number).any(axis=-1)][:_ROWS]
         gate, up, down = (self._of_expert(node, part, number) for part in ("gates", "ups", "downs"))
-        activated = partial(silu, alpha=1 if clamp is None else clamp.alpha)
+        activated = activation_of(node.params)
         gates, ups = rows @ gate.T, rows @ up.T
         h = inner(Inner(gates, ups, clamp, activated))
         (of_gate, gate_norm), (of_up, up_norm), (of_down, down_norm) = (

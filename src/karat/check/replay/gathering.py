@@ -21,18 +21,18 @@ from karat.config import LayerShape
 from karat.errors import TraceError
 
 SPLIT = frozenset(
-    "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm self_attn.q_rope "
-    "self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention mlp.gate_proj mlp.up_proj mlp.act "
-    "self_attn.q self_attn.gate self_attn.gated linear_attn.in_proj_z linear_attn.in_proj_b linear_attn.in_proj_a "
-    "linear_attn.v linear_attn.decay linear_attn.beta linear_attn.delta linear_attn.delta_normed linear_attn.norm "
-    "conv.before conv.after conv.x conv.gated_x conv.conv conv.gated mlp.shared_expert.gate_proj "
-    "mlp.shared_expert.up_proj mlp.shared_expert.act".split()
+    "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm self_attn.v_norm "
+    "self_attn.q_rope self_attn.k_rope self_attn.scores self_attn.weights self_attn.attention mlp.gate_proj "
+    "mlp.up_proj mlp.act self_attn.q self_attn.gate self_attn.gated linear_attn.in_proj_z linear_attn.in_proj_b "
+    "linear_attn.in_proj_a linear_attn.v linear_attn.decay linear_attn.beta linear_attn.delta "
+    "linear_attn.delta_normed linear_attn.norm conv.before conv.after conv.x conv.gated_x conv.conv conv.gated "
+    "mlp.shared_expert.gate_proj mlp.shared_expert.up_proj mlp.shared_expert.act".split()
 )
 
 NORMS_OF_STATES = ".state_norm"  # by value head; no result of the graph, as nothing is computed from them
 
 _OF_HEADS = ("self_attn.q_proj", "self_attn.q_norm", "self_attn.q_rope", "self_attn.attention")
-_OF_KV_HEADS = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.k_rope")
+_OF_KV_HEADS = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm", "self_attn.k_rope")
 
 
 def gathered(graph: Graph, trace: Trace, rank: int = 0) -> tuple[Trace, list[str]]:

@@ -97,7 +97,11 @@ class Runs:
                 return (node.params["routing"].num_chosen,)
             case "chosen_weights":
                 return self.features(self.graph.nodes[node.inputs[1]])
-            case "embedding" | "add" | "scores" | "softmax":  # of the last two nobody asks
+            case "embedding":
+                return (weights.shape(node.params["weight"])[1],)
+            case "add" if node.layer is not None:
+                return (config.hidden_size,)
+            case "scores" | "softmax":  # of which nobody asks
                 return (config.hidden_size,)
             case _:
                 return self.features(self.graph.nodes[node.inputs[0]])

@@ -86,9 +86,14 @@ class Streamed:
         self._model, self._seed, self._seconds = model, seed, seconds
         self._layers, self._progress = layers, progress
         self._weights = model.weights(run.info.dtype)
-        self._run, self._parts = run, zip(parts_of(model.graph), run.parts(), strict=True)
-        self._carried: dict[str, Array] = {}  # the input of the next part
-        self._lent: dict[str, Array] = {}  # the same of the engine whose inputs our ops are fed
+        parts = parts_of(model.graph)
+        self._run, self._parts = run, enumerate(zip(parts, run.parts(), strict=True))
+        nodes = model.graph.nodes
+        self._last_read = {
+            read: number for number, part in enumerate(parts) for name in part.names for read in nodes[name].inputs
+        }
+        self._carried: dict[str, Array] = {}  # results that later parts read
+        self._lent: dict[str, Array] = {}  # the last result of the engine whose inputs our ops are fed
         self._free: FreeRun | None = None
         self._free_beside: dict[str, FreeRun] = {}
         self.results = Results(run.info, HealthSigns(model.graph, run.info, PRECISION[run.info.dtype]))
@@ -104,7 +109,7 @@ class Streamed:
         following = next(self._parts, None)
         if following is None:
             return False
-        part, arrays = following
+        number, (part, arrays) = following
         if part.layer is not None:
             self._progress(f"layer {part.layer + 1} of {self._model.config.num_layers}")
         chosen = part.layer is None or self._layers is None or part.layer in self._layers
@@ -161,7 +166,8 @@ class Streamed:
                 narrow = arrays[name].dtype
                 results.logits |= {o: found[name].astype(narrow) for o, found in theirs.items() if name in found}
                 results.spread_beside = {o: beside[o].spread for o, noisy in noisier.items() if noisy is not None}
-        self._carried = {name: arrays[name] for name in part.names[-1:]}
+        known = {**self._carried, **arrays}
+        self._carried = {name: known[name] for name in known if self._last_read.get(name, -1) > number}
         if forced is not None:
             found = (others or {})[forced][1]
             self._lent = {name: found[name] for name in part.names[-1:] if name in found}

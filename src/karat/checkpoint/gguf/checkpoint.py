@@ -26,7 +26,7 @@ from karat.checkpoint.gguf.repeated import read_repeated
 from karat.checkpoint.gguf.sampling import read_sampling
 from karat.checkpoint.gguf.values import Metadata
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
-from karat.checkpoint.unused import Unused, remarks_on_unused, set_aside
+from karat.checkpoint.unused import Unused, remarks_on_unused, set_aside, unused_in_folder
 from karat.checkpoint.weights import Weight
 from karat.checkpoint.wording import listed, shown
 from karat.errors import CheckpointError, ConfigError
@@ -96,6 +96,8 @@ def read_gguf(path: Path, forms: Forms, overrides: Overrides = NO_OVERRIDES) -> 
         numbers, different = one_for_all_layers(metadata, known_keys(arch), layers, free)
         stated = read_config(numbers, model_type, form, layers, weights, factors, long_rope) | different | once
         config = overrides.of_config(stated, settled)
+        weights, without_readers = set_aside(weights, unused_in_folder(config))
+        unused |= without_readers
     except ConfigError as fault:
         raise ConfigError(f"{path}: {fault}") from fault
     for name, weight in weights.items():  # `assign` refuses rows that are no heads

@@ -167,7 +167,8 @@ def read_config(
             raise ConfigError(
                 f"rope_freqs.weight has the shape {list(rope_factors.shape)}; expected {head_dim // 2} factors"
             )
-        by_factors = read_rope_factors(rope_factors.to_array(np.dtype(np.float32)).astype(np.float32), theta, head_dim)
+        values = rope_factors.to_array(np.dtype(np.float32)).astype(np.float32)
+        by_factors = read_rope_factors(values, theta, head_dim, may_turn_part=form.is_proportional)
         if by_factors and scaling:
             raise ConfigError(f"{arch}.rope.scaling and rope_freqs.weight both scale RoPE; expected one of them")
         scaling = by_factors or scaling

@@ -89,9 +89,12 @@ class GgufForm(Generic[C]):
         `rope.freq_base_swa`, or 0 for that of the others; None: all layers have one RoPE.
     rope_factors: the tensors with the factors of a model's longrope, by name; their keys in config.json are
         LONG_ROPE's.
+    is_proportional: whether a factor of RoPE can mean a pair that is not turned.
     head_dim: the size of a layer's heads, from config.json and its index.
+    sizes_by_layer: whether `written` states the sizes of layers, which may differ.
+    states_merges: whether files have a tokenizer of SentencePiece's pieces by its merges, and not by scores.
     constants: keys of config.json with one value in all models of the architecture, which files leave out.
-    own_config: keys of config.json that only this family has, from the metadata and the canonical tensor names.
+    own_config: keys of config.json that only this family has, from the metadata and the tensors by canonical name.
     doubt: a warning for a file that another family of the architecture claims but that looks like this family's.
     finer_values: whether mixes of 3 and 4 bits store V in 5 bits, as llama.cpp does where 8 heads share a KV head.
     as_stored: a weight of a model of this config as the file has it, where that is not as folders have it.
@@ -122,10 +125,13 @@ class GgufForm(Generic[C]):
     has_rope: Callable[[C, int], bool] = lambda *_: True
     window_theta: float | None = None
     rope_factors: Callable[[C], Mapping[str, Sequence[float]]] = lambda _: {}
+    is_proportional: bool = False
+    states_merges: bool = False
+    sizes_by_layer: bool = False
     head_dim: Callable[[Mapping[str, Any], int], int] = lambda config, _: config["head_dim"]
     constants: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "silu"})
     claims: Callable[[Metadata], bool] = lambda _: True
-    own_config: Callable[[Metadata, Collection[str]], Mapping[str, Any]] = lambda *_: {}
+    own_config: Callable[[Metadata, Mapping[str, Weight]], Mapping[str, Any]] = lambda *_: {}
     doubt: Callable[[Metadata], str | None] = lambda _: None
     finer_values: Callable[[C], bool] = lambda _: False
     as_stored: Callable[[C, Weight], Weight] = lambda _, weight: weight

@@ -20,6 +20,8 @@ from karat.errors import ConfigError
 
 # low_freq_factor and high_freq_factor of every released llama3 model. With them the factors give the original length.
 _LOW, _HIGH = 1.0, 4.0
+STORED_AS_FACTORS = ("llama3", "factors", "proportional")  # no key of the metadata states them
+NOT_TURNED = 1e30  # the factor of a pair that is not turned at all
 _UNSET = -1.0  # yarn's factors may be negative in a file: then they count as absent
 _TOLERANCE = 1e-5  # relative; factors are computed in float32 from frequencies with a relative error of 1e-7
 
@@ -133,21 +135,37 @@ def llama3_factors(
     return 1 / ((1 - smooth) / factor + smooth)
 
 
-def read_rope_factors(factors: NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any] | None:
+def read_rope_factors(
+    factors: NDArray[np.float32], theta: float, head_dim: int, *, may_turn_part: bool = False
+) -> dict[str, Any] | None:
     """`rope_scaling` for factors [head_dim / 2] that divide the frequencies; None if all are 1.
 
-    It is of the kind llama3 where llama3's parameters are found, else of the kind `factors`. Raises ConfigError for
+    It is of the kind llama3 where llama3's parameters are found, else of the kind `factors`. Where a RoPE
+    `may_turn_part` of the pairs, it is of the kind proportional if a factor is NOT_TURNED. Raises ConfigError for
     factors that are not finite or below 1.
     """
     assert factors.shape == (head_dim // 2,)
     if not np.isfinite(factors).all() or factors.min() < 1 - _TOLERANCE:
         raise ConfigError(f"rope_freqs.weight has values from {factors.min():.6g}; expected finite ones of at least 1")
     found = factors.astype(np.float64)
+    if may_turn_part and found.max() >= np.float32(NOT_TURNED):
+        return _proportional(found)
     if found.max() < 1 + _TOLERANCE:
         return None
     if 1 < theta < math.inf and (llama3 := find_llama3(found, theta, head_dim)) is not None:
         return llama3
     return {"rope_type": "factors", "factors": np.maximum(found, 1).tolist()}
+
+
+def _proportional(found: NDArray[np.float64]) -> dict[str, Any]:
+    """`rope_scaling` of the kind proportional: the first pairs are turned as without factors, the others are not."""
+    turned, pairs = int((found < np.float32(NOT_TURNED)).sum()), len(found)
+    if not (found[:turned] < 1 + _TOLERANCE).all():
+        raise ConfigError("rope_freqs.weight has pairs that are not turned, and others with factors; expected 1")
+    share = turned / pairs
+    if int(share * 2 * pairs // 2) != turned:
+        share = math.nextafter(share, 2)
+    return {"rope_type": "proportional", "partial_rotary_factor": share}
 
 
 def find_llama3(found: NDArray[np.float64], theta: float, head_dim: int) -> dict[str, Any] | None:

@@ -204,7 +204,7 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     ends = frozenset(first) & (tokenizer.special_ids | marks)
     form = asked_for(tokenizer.template_sources)
     if form is None or form.channels is None:
-        return ends
+        return ends if form is None else ends | _ids(tokenizer, (form.turn_end,))
     return (ends | _ids(tokenizer, form.channels.turn_ends)) - _ids(tokenizer, (form.channels.message_end,))
 
 

@@ -11,6 +11,7 @@ from karat.text.chat_prompt import REASONING
 from karat.text.control_tokens import Written
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.format import MESSAGE, ToolFormat
+from karat.text.tools.gemma import written_members
 from karat.text.tools.history import apart, described, read_call, text_of, with_one_system
 from karat.text.tools.parser import AnswerParser
 from karat.text.tools.pythonic import written_value
@@ -105,7 +106,7 @@ class Dialect:
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Whether a rendered prompt ends inside the reasoning."""
-        return self.tags is not None and prompt.rstrip().endswith(self.tags[0])
+        return self.tags is not None and prompt.rstrip().endswith(self.tags[0].rstrip())
 
     def shown(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """A conversation for the template. Its calls are in OpenAI's form; arguments are JSON text, or values.
@@ -168,6 +169,8 @@ def written(form: ToolFormat, calls: Sequence[tuple[str, Mapping[str, Any]]]) ->
         given = json.dumps(arguments, ensure_ascii=False)
         if shape.keywords:
             given = ", ".join(f"{key}={written_value(value)}" for key, value in arguments.items())
+        if shape.quote:
+            given = written_members(shape.quote, arguments)
         if shape.parameter is not None:
             given = written_parameters(shape, arguments)
         head, tail = (shape.opening, shape.closing) if shape.each else ("", "")

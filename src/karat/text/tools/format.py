@@ -50,7 +50,8 @@ class CallShape:
     `opening` and `closing` stand around all calls, each call is `before`, its name, `between`, its arguments and
     `after`, and calls are parted by `separator`. With `again` that follows the name, and then the name again. `each`:
     every call has its own opening and closing. `keywords`: arguments are `name=value`. `parameter`: each argument
-    stands between these, with its name between the first two, and is bare text. Otherwise they are one JSON object.
+    stands between these, with its name between the first two, and is bare text. `quote`: they are `name:value,…`, and
+    each text stands between two of these. Otherwise they are one JSON object.
     """
 
     opening: str
@@ -63,10 +64,20 @@ class CallShape:
     again: str = ""
     keywords: bool = False
     parameter: tuple[str, str, str] | None = None
+    quote: str = ""
 
     @property
     def texts(self) -> tuple[str, ...]:
-        around = self.opening, self.before, self.again, self.between, self.after, self.separator, self.closing
+        around = (
+            self.opening,
+            self.before,
+            self.again,
+            self.between,
+            self.after,
+            self.separator,
+            self.closing,
+            self.quote,
+        )
         return around + (self.parameter or ())
 
 
@@ -110,7 +121,8 @@ class ToolFormat:
     this format, for templates that write no calls themselves. `short_ids`: ids of calls have nine letters and digits.
 
     `channels`: all of an answer has a form, which says what is reasoning, what is a call, and what is text. `efforts`
-    are the levels of reasoning that such models know; any where none is listed.
+    are the levels of reasoning that such models know; any where none is listed. `turn_end` is a special token that ends
+    an answer after calls, beside the one that the template writes after a text.
     """
 
     name: str
@@ -122,6 +134,7 @@ class ToolFormat:
     hints: tuple[str, ...] = ()
     short_ids: bool = False
     channels: Channels | None = None
+    turn_end: str = ""
     efforts: tuple[str, ...] = ()
 
     @property

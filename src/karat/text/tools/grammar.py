@@ -18,6 +18,7 @@ from karat.text.tokenizer import Tokenizer
 from karat.text.tools import channel_grammar
 from karat.text.tools.dialect import Dialect
 from karat.text.tools.format import CallShape, Channels, ToolFormat
+from karat.text.tools.marked import marked
 from karat.text.tools.parameters import parameters
 from karat.text.tools.registry import FORMATS
 
@@ -188,11 +189,14 @@ def _calls(
         yield f"call_{number}", f"{head} arguments_{number} {tail}"
         with _faults_of(tool):
             if tool.text is not UNSET:
-                yield from _of_text(tool, shape, f"arguments_{number}", term, in_json)
+                yield from _of_text(tool, shape, f"arguments_{number}", terms, term, in_json)
             elif shape.keywords:
                 yield from _keywords(f"arguments_{number}", tool, checked)
             elif shape.parameter is not None:
                 yield from parameters(f"arguments_{number}", tool.name, _of_bound(tool), shape.parameter, checked)
+            elif shape.quote:
+                bound = None if tool.parameters is None else object_schema(tool)
+                yield from marked(f"arguments_{number}", tool.name, bound, shape.quote, terms, checked)
             else:
                 yield f"arguments_{number}", f"%json {_json(checked(object_schema(tool)))}"
     yield "call", " | ".join(f"call_{number}" for number in range(len(asked.tools)))
@@ -238,10 +242,10 @@ def _within_text(asked: CallGrammar, form: ToolFormat, terms: _Terms) -> dict[st
     rules = {"TEXT": _ANY_TEXT, "text": "TEXT"}
     for other in form.marks[1:]:
         if other not in terms.special:
-            rules["TEXT"] += f" & ~(/(?s:.*){re.escape(other)}(?s:.*)/)"
+            rules["TEXT"] += f" & ~(/(?s:.*){_exactly(other)}(?s:.*)/)"
     if asked.reasoning == "may" and asked.tags[0] not in terms.special:
         # What may be a call is one, also where reasoning may be read: so text begins with no reasoning.
-        rules["TEXT"] += f" & ~(/{re.escape(asked.tags[0])}(?s:.*)/)"
+        rules["TEXT"] += f" & ~(/{_exactly(asked.tags[0])}(?s:.*)/)"
     if mark in terms.special:
         rules["in_text"] = f"text {terms(mark)} {rest}"
     else:
@@ -249,6 +253,11 @@ def _within_text(asked: CallGrammar, form: ToolFormat, terms: _Terms) -> dict[st
         rules["in_text"] = f"before_call {rest}"
     rules["body"] = "in_text | text" if asked.single else "in_text* text"
     return rules
+
+
+def _exactly(text: str) -> str:
+    """A regular expression for a text, without line ends."""
+    return re.escape(text).replace("\\\n", "\\n")
 
 
 def _reasoning(asked: CallGrammar, terms: _Terms) -> dict[str, str]:
@@ -286,6 +295,7 @@ def _of_text(
     tool: Tool,
     shape: CallShape,
     rule: str,
+    terms: _Terms,
     term: Callable[[StructuredOutputs], str],
     in_json: Callable[[StructuredOutputs], str],
 ) -> Iterator[tuple[str, str]]:
@@ -293,10 +303,10 @@ def _of_text(
     assert tool.text is not UNSET
     form = StructuredOutputs(**tool.text)  # type: ignore[arg-type]
     try:
-        text = term(form) if shape.parameter is not None else in_json(form)
+        text = term(form) if shape.parameter is not None or shape.quote else in_json(form)
     except RequestError as error:
         raise RequestError(f"the text of the tool {tool.name}: {error}") from error
-    if shape.parameter is None:
+    if shape.parameter is None and not shape.quote:
         space, upper = f"(/{WHITESPACE}/)?", rule.upper()
         head = (_json("{"), space, _json('"input"'), space, _json(":"), space)
         yield f"{upper}_BEGIN", " ".join([*([_json("input=")] if shape.keywords else head), _json('"')])
@@ -304,9 +314,9 @@ def _of_text(
         yield f"{rule}_text", text
         yield rule, f"{upper}_BEGIN {rule}_text {upper}_END"
         return
-    before, between, after = shape.parameter
-    begin, end = _json(f"{before}input{between}"), _json(after)
-    if form.regex is None:
+    before, between, after = shape.parameter or ("", f":{shape.quote}", shape.quote)
+    begin, end = terms(f"{before}input{between}"), terms(after)
+    if form.regex is None or after in terms.special:
         yield f"{rule}_text", text
         yield rule, f"{begin} {rule}_text {end}"
     else:

@@ -67,12 +67,12 @@ def _text(rule: str, where: str, schema: Schema, after: str) -> Iterator[tuple[s
         expression = f"(?s:.{{{least},{most}}})"
     yield (
         f"{rule.upper()}_VALUE",
-        f"/{expression}/" + (f" & {_searched(where, pattern)}" if isinstance(pattern, str) else ""),
+        f"/{expression}/" + (f" & {searched(where, pattern)}" if isinstance(pattern, str) else ""),
     )
     yield f"{rule}[lazy]", f"{rule.upper()}_VALUE {_json(after)}"
 
 
-def _searched(where: str, pattern: str) -> str:
+def searched(where: str, pattern: str) -> str:
     """An expression for the texts in which a pattern is found."""
     starts, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     inner = pattern[starts : len(pattern) - ends]

@@ -3,7 +3,12 @@
 from karat.text.tools.events import Event, Reasoning, Text
 from karat.text.tools.values import SPACE
 
-TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought\n", "<channel|>"),
+)
 
 
 class ReasoningSplitter:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from karat.text.tools.atem import ATEM
 from karat.text.tools.format import ToolFormat
+from karat.text.tools.gemma import GEMMA
 from karat.text.tools.harmony import HARMONY
 from karat.text.tools.hermes import HERMES
 from karat.text.tools.lfm2 import LFM2
@@ -16,7 +17,21 @@ from karat.text.tools.xml import QWEN_XML, SEED_XML
 
 FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
-    for each in (PYTHONIC, HERMES, QWEN_XML, SEED_XML, SMOLLM, MISTRAL, MISTRAL_ARGS, LLAMA, LFM2, OLMO, ATEM, HARMONY)
+    for each in (
+        PYTHONIC,
+        HERMES,
+        QWEN_XML,
+        SEED_XML,
+        SMOLLM,
+        MISTRAL,
+        MISTRAL_ARGS,
+        LLAMA,
+        LFM2,
+        OLMO,
+        GEMMA,
+        ATEM,
+        HARMONY,
+    )
 }
 
 

@@ -127,6 +127,10 @@ def _scale(given: Given) -> Array:
     return given.replace(scale)(Scaled(given.inputs[0], given.number("factor")))
 
 
+def _scale_by(given: Given) -> Array:
+    return given.replace(scale)(Scaled(given.inputs[0], given.vector("weight")[0]))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Capped:
     x: Array
@@ -150,5 +154,6 @@ KINDS = (
     Kind("mul", _mul, of=api.Mul),
     Kind("sigmoid", _sigmoid, of=api.Sigmoid, roundings=6),
     Kind("scale", _scale, ("factor",), of=api.Scale, roundings=2),
+    Kind("scale_by", _scale_by, ("weight",), of=api.ScaleBy),
     Kind("soft_cap", _soft_cap, ("cap",), of=api.SoftCap, roundings=6),
 )

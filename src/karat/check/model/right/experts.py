@@ -3,9 +3,10 @@
 # NumPy's stubs lose the type of many expressions.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from karat.check.model.context import Array, Matrix, StoredMatrix, WithBias
 from karat.check.model.kinds import Given, Kind
 from karat.check.model.right.attention import powers_of
-from karat.check.model.right.elementwise import sigmoid, silu
+from karat.check.model.right.elementwise import gelu, sigmoid, silu
 from karat.ops.api import Clamp, Routing
 
 
@@ -147,7 +148,7 @@ def _experts(given: Given) -> Array:
     weights = put(paired)(Paired(ids, by))
     total = np.zeros_like(x)
     clamp, gates, downs = params["clamp"], params["gates"], params["downs"]
-    alpha = given.dtype.type(1 if clamp is None else clamp.alpha)
+    activation = activation_of(params, given.dtype.type)
     for number in range(len(gates)):
         rows, choice = np.nonzero(ids == number)
         if not len(rows):
@@ -157,10 +158,16 @@ def _experts(given: Given) -> Array:
             return read(put(inner)(Inner(gate, up, clamp, activation)), downs[number])
 
         gate, up, down = (_of_expert(given, part, number) for part in ("gate", "up", "down"))
-        activation = silu if clamp is None else partial(silu, alpha=alpha)
         made = put(expert)(Expert(read(x[rows], gates[number]), gate, up, between, down, activation))
         total[rows] += weights[rows, choice][:, None] * made
     return total
+
+
+def activation_of(params: Mapping[str, Any], dtype: Callable[[float], Any] = float) -> Callable[[Array], Array]:
+    """What an expert's gate goes through."""
+    if (clamp := params["clamp"]) is not None:
+        return partial(silu, alpha=dtype(clamp.alpha))
+    return gelu if params["by_gelu"] else silu
 
 
 def _of_expert(given: Given, part: str, number: int) -> Matrix:
@@ -175,6 +182,9 @@ KINDS = (
     Kind("chosen_ids", _chosen_ids, ("routing",)),
     Kind("chosen_weights", _chosen_weights, ("routing",), roundings=4),
     Kind(
-        "experts", _experts, ("gates", "ups", "downs", "gate_biases", "up_biases", "down_biases", "clamp"), roundings=8
+        "experts",
+        _experts,
+        ("gates", "ups", "downs", "gate_biases", "up_biases", "down_biases", "by_gelu", "clamp"),
+        roundings=8,
     ),
 )
