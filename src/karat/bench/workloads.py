@@ -12,7 +12,7 @@ from karat.bench.sides import Prompt, Sample, Side, extra_tokens
 from karat.errors import UsageError
 
 
-class Meter(Protocol):
+class StepMeter(Protocol):
     """What measures the limits; `run` once more."""
 
     def run(self) -> None: ...
@@ -130,7 +130,7 @@ def measure(
     *,
     repeat: int,
     vocab_size: int,
-    meter: Meter | None,
+    meter: StepMeter | None,
     progress: Callable[[str], None],
 ) -> list[Series]:
     """`repeat` turns of each side after a warm-up, with limits between them. The side that begins changes with each
