@@ -100,7 +100,7 @@ def test_callers_hand_options_through(far: ExecutorEntry, tmp_path: Path) -> Non
     folder = write_model(tmp_path)
     with LLM(folder, executor="far", **OPTIONS) as llm:
         assert llm.executor == "far" and llm.generate("x")[0].outputs[0].token_ids
-    opening = async_llm._opening(folder, {"executor": "far", **OPTIONS})
+    opening = async_llm.opening_of(folder, {"executor": "far", **OPTIONS})
     sent = msgspec.msgpack.Decoder(messages.Open).decode(msgspec.msgpack.encode(opening))
     assert {name: value for name, value in sent.options.executor_options.items() if value is not None} == OPTIONS
     assert Far.made == [OPTIONS]
@@ -111,7 +111,7 @@ def test_callers_hand_options_through(far: ExecutorEntry, tmp_path: Path) -> Non
 
 def test_their_errors_are_said_before_a_process_starts(far: ExecutorEntry, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    for open_it in (lambda options: LLM(folder, **options), lambda options: async_llm._opening(folder, options)):
+    for open_it in (lambda options: LLM(folder, **options), lambda options: async_llm.opening_of(folder, options)):
         with pytest.raises(UsageError, match="place='gpu': expected an integer of at least 0"):
             open_it({"executor": "far", "place": "gpu"})
     with pytest.raises(UsageError, match="place=1: the reference executor has no such option; it has threads"):
