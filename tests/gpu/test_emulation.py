@@ -26,8 +26,17 @@ SAID = {
 def test_small_kernels_with_mistakes(tmp_path: Path) -> None:
     program = tmp_path / "emulation"
     flags = ["-std=c++20", "-O0", "-ffp-contract=off", f"-I{CSRC}", "-DKARAT_ISA_NAMESPACE=gpu", "-DKARAT_ONE_LANE"]
+    flags += _undefined(tmp_path)
     subprocess.run([str(COMPILER), *flags, str(Path(__file__).with_name("emulation.cpp")), "-o", program], check=True)
     printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     found = dict(line.split(": ", 1) for line in printed.splitlines())
     assert found.keys() == SAID.keys()
     assert {name: said for name, said in found.items() if SAID[name] not in said} == {}
+
+
+def _undefined(folder: Path) -> list[str]:
+    """Flags by which undefined behaviour ends the program, where the compiler has the library for that."""
+    flags, program = ["-fsanitize=undefined", "-fno-sanitize-recover=undefined"], folder / "empty"
+    empty = [str(COMPILER), *flags, "-x", "c++", "-", "-o", program]
+    done = subprocess.run(empty, input="int main() {}", capture_output=True, text=True, check=False)
+    return flags if done.returncode == 0 else []
