@@ -105,13 +105,11 @@ def build(target: Target, tools: Mapping[str, str], build_folder: Path, folder: 
     defined = {
         "CMAKE_SYSTEM_NAME": target.system,
         "CMAKE_SYSTEM_PROCESSOR": "aarch64",
-        "NB_SUFFIX": suffix,
-        "NB_SUFFIX_S": suffix,
         **tools,
     }
     settings = {f"cmake.define.{name}": value for name, value in defined.items()} | {"build-dir": str(build_folder)}
     code = f"from scikit_build_core.build import build_wheel; build_wheel({str(folder)!r}, {settings!r})"
-    environment = {**os.environ, "_PYTHON_HOST_PLATFORM": target.platform}
+    environment = {**os.environ, "_PYTHON_HOST_PLATFORM": target.platform, "SETUPTOOLS_EXT_SUFFIX": suffix}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
     (wheel,) = folder.glob("*.whl")
     if wheel.name.endswith("-none-any.whl"):
