@@ -36,6 +36,7 @@ from karat.request_record import Request
 _MOST_IN_VAIN = 6  # replicas lost one after the other, without a token
 _SHUN_S = 10.0  # for which a replica that was lost is asked last
 _SHUN_OTHERS_S = 60.0  # and one of another model
+OTHERS_S = 30.0  # after which an answer is given up that only replicas of another model would take
 _log = logging.getLogger("karat.server")
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: Any = msgspec.msgpack.Decoder(ToEngine)
@@ -155,17 +156,25 @@ class Fleet:
         After each one that gave no token the next has twice the time to say something: perhaps the machines are busy.
         """
         lost, tried, in_vain, before = list[str](), 0, 0, held.num_tokens
+        alone_since: float | None = None  # among replicas of another model
         while True:
             patience_s = LOST_S * 2 ** min(in_vain + tried, _MOST_IN_VAIN)
             try:
                 await self._follow_at_one(held, part, lost, tried, patience_s)
                 return
             except OtherModelError as error:
+                now = self._calls.loop.time()
+                alone_since = now if alone_since is None else alone_since
+                if now - alone_since > OTHERS_S:
+                    raise EngineDiedError(
+                        "all replicas that answer have another model now; ask again, which the new application answers"
+                    ) from None
                 if error.replica in self._shunned:  # there is no other replica yet
                     await asyncio.sleep(ANEW_S)
-                self._shunned[error.replica] = self._calls.loop.time() + _SHUN_OTHERS_S
+                self._shunned[error.replica] = now + _SHUN_OTHERS_S
                 continue
             except LostError as error:
+                alone_since = alone_since if error.replica is None else None
                 has_come, before = held.num_tokens > before, held.num_tokens
                 _log.warning("replica %s is lost after %d tokens: %s", error.replica or "?", before, error)
                 if error.replica is None:
