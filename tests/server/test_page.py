@@ -33,6 +33,9 @@ def test_the_options_of_the_page_are_there_with_their_defaults() -> None:
     known = {option for parameter in command().commands["serve"].params for option in parameter.opts}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) <= known | {
         "--no-install-recommends",
+        "--peer",  # of benchmarks.prefix_hits
+        "--template",
+        "--vocabulary",
         "--openai-api-base",  # of aider
         "--openai-api-key",
         "--from",

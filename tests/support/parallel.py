@@ -211,8 +211,11 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
             config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if family == "exaone4" and config["sliding_window"] is None:  # which transformers wants stated then
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
-    if family == "muse_glimmer_text" and "sliding_window" not in changes:  # a cache of one group
-        config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    if (
+        family == "muse_glimmer_text" and "sliding_window" not in changes
+    ):  # a cache of one group, and RoPE as GGUF means
+        config["layer_types"] = ["sliding_attention"] * config["num_hidden_layers"]
+        config["layer_rope_theta"] = [config["rope_theta"]] * config["num_hidden_layers"]
     if family == "olmo3" and "sliding_window" not in changes:  # a cache of one group
         config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
     if family == "gpt_oss" and "sliding_window" not in changes:  # a cache of one group
