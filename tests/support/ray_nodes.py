@@ -1,6 +1,7 @@
 """A cluster of Ray on this machine, whose nodes start on a busy machine too."""
 
 import os
+import random
 import re
 import secrets
 import socket
@@ -22,7 +23,17 @@ _SETTINGS = {
 for _name, _value in _SETTINGS.items():  # Ray reads them when it is imported
     os.environ.setdefault(_name, _value)
 _PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+_OWN_PORTS = range(20_000, 30_000)  # below those that Linux and macOS give to connections
 _STORE_BYTES = 100 << 20  # of shared memory, of which nothing here needs much
+
+
+def _bound(free: socket.socket) -> int:
+    """A port of all addresses, to which this socket is bound."""
+    for port in random.sample(_OWN_PORTS, len(_OWN_PORTS)):
+        with suppress(OSError):
+            free.bind(("", port))
+            return port
+    raise OSError(f"no free port of {_OWN_PORTS.start} to {_OWN_PORTS.stop - 1}")
 
 
 def start_node(nodes: Any, num_cpus: int) -> Any:
@@ -30,15 +41,14 @@ def start_node(nodes: Any, num_cpus: int) -> Any:
 
     The ports of its agents are stated. For one that an agent chooses, Ray waits 15 seconds and ends, and on a busy
     machine it takes an agent longer to start. One of them Ray tells the agent alone, and waits for it all the same.
+    They are no ports that the system gives to who asks for any, as every connection does: until an agent has started,
+    nothing keeps them for it.
     """
     from ray._private import ray_constants, services
 
     start = services.start_ray_process
     with ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in _PORTS]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        ports = {name: each.getsockname()[1] for name, each in zip(_PORTS, found, strict=True)}
+        ports = {name: _bound(stack.enter_context(socket.socket())) for name in _PORTS}
 
     def telling(command: list[str], kind: str, *arguments: Any, **options: Any) -> Any:
         if kind == ray_constants.PROCESS_TYPE_RAYLET:
