@@ -1,7 +1,9 @@
 """karat.client: answers as they come, and the rest of one that broke off."""
 
+import json
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -80,8 +82,32 @@ def test_an_answer_that_breaks_off_is_an_error(more: bytes) -> None:
         thread.join()
 
 
-def _answer(listener: socket.socket, content: bytes) -> None:
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_patience_begins_anew_with_every_token(num_choices: int) -> None:
+    """Servers that break off after a token each, longer than patience in all. A choice that ends has fewer to count."""
+    head = b"HTTP/1.1 200 OK\r\nkarat-seed: 7\r\nconnection: close\r\n\r\n"
+    answers = [[(index, 1, None) for index in range(num_choices)]]
+    answers += [[(0, 2, "stop")], [(0, 3, None)]] if num_choices == 2 else [[(0, 2, None)]] * 2
+    answers += [[(0, 4, None)], [(0, 5, "stop")]]
+    sent = [head + b"".join(_event(*each) for each in answer) for answer in answers]
+    sent[-1] += b"data: [DONE]\n\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: [_answer(listener, each, 0.2) for each in sent], daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        pieces = list(stream({"prompt": "a", "n": num_choices}, url=url, patience_s=0.15))
+        thread.join()
+    assert [piece.token_ids for piece in pieces][-2:] == [(4,), (5,)]
+
+
+def _event(index: int, token_id: int, reason: str | None) -> bytes:
+    choice = {"index": index, "text": "a", "token_ids": [token_id], "finish_reason": reason}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def _answer(listener: socket.socket, content: bytes, after_s: float = 0) -> None:
     connection, _ = listener.accept()
     with connection:
         connection.recv(1 << 16)
+        time.sleep(after_s)
         connection.sendall(content)

@@ -97,6 +97,7 @@ class _Answer:
         self.tokens: dict[int, list[int]] = {choice: [] for choice in choices}
         self.seed: int | None = None
         self.is_resumed = False  # or begun, so that what is asked for is the rest
+        self._num_taken = 0  # pieces, those of choices that have ended too
         self._request = request
         self._urls = [url] if isinstance(url, str) else list(url)
         self._api_key, self._timeout_s, self._patience_s = api_key, timeout_s, patience_s
@@ -104,12 +105,12 @@ class _Answer:
     def pieces(self) -> Iterator[Piece]:
         num_failed, since, pause_s = 0, 0.0, _FIRST_PAUSE_S
         for url in cycle(self._urls):
-            num_before = self._num_tokens
+            num_before = self._num_taken
             try:
                 yield from self._asked_for(url)
                 return
             except BrokenOffError:
-                if self._num_tokens > num_before or not num_failed:
+                if self._num_taken > num_before or not num_failed:
                     num_failed, since, pause_s = 0, time.monotonic(), _FIRST_PAUSE_S
                 num_failed += 1
                 may_begin = not self.is_resumed and num_failed < len(self._urls)
@@ -118,10 +119,6 @@ class _Answer:
             if num_failed > 1:  # at first another one is asked at once
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    @property
-    def _num_tokens(self) -> int:
-        return sum(map(len, self.tokens.values()))
 
     def _asked_for(self, url: str) -> Iterator[Piece]:
         """What is missing, to its end."""
@@ -139,7 +136,7 @@ class _Answer:
         """The pieces of one stream, of all choices or of one, which are noted. Any may be the last."""
         for piece in _streamed(request, url, self._api_key, self._timeout_s):
             index = piece.index if choice is None else choice
-            self.seed, self.is_resumed = piece.seed, True
+            self.seed, self.is_resumed, self._num_taken = piece.seed, True, self._num_taken + 1
             self.tokens[index] += piece.token_ids
             if piece.finish_reason is not None:
                 del self.tokens[index]
