@@ -86,13 +86,13 @@ def test_an_answer_that_breaks_off_is_an_error(more: bytes) -> None:
 def test_patience_begins_anew_with_every_token(num_choices: int) -> None:
     """Servers that break off after a token each, longer than patience in all. A choice that ends has fewer to count."""
     head = b"HTTP/1.1 200 OK\r\nkarat-seed: 7\r\nconnection: close\r\n\r\n"
-    answers = [[(index, 1, None) for index in range(num_choices)]]
+    answers: list[list[tuple[int, int, str | None]]] = [[(index, 1, None) for index in range(num_choices)]]
     answers += [[(0, 2, "stop")], [(0, 3, None)]] if num_choices == 2 else [[(0, 2, None)]] * 2
     answers += [[(0, 4, None)], [(0, 5, "stop")]]
     sent = [head + b"".join(_event(*each) for each in answer) for answer in answers]
     sent[-1] += b"data: [DONE]\n\n"
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=lambda: [_answer(listener, each, 0.2) for each in sent], daemon=True)
+        thread = threading.Thread(target=_answer_all, args=(listener, sent), daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         pieces = list(stream({"prompt": "a", "n": num_choices}, url=url, patience_s=0.15))
@@ -103,6 +103,11 @@ def test_patience_begins_anew_with_every_token(num_choices: int) -> None:
 def _event(index: int, token_id: int, reason: str | None) -> bytes:
     choice = {"index": index, "text": "a", "token_ids": [token_id], "finish_reason": reason}
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def _answer_all(listener: socket.socket, contents: list[bytes]) -> None:
+    for content in contents:
+        _answer(listener, content, after_s=0.2)
 
 
 def _answer(listener: socket.socket, content: bytes, after_s: float = 0) -> None:

@@ -611,6 +611,16 @@ def test_windows() -> None:
     assert windows("qwen3", layer_types=mixed) == (64, None, None, 64)
 
 
+@pytest.mark.parametrize("kinds", [["full_attention"] * 4, ["sliding_attention"] * 4])
+def test_muse_glimmer_states_which_layers_have_rope(kinds: list[str]) -> None:
+    """transformers turns the layers whose `layer_rope_theta` is not 0, whatever their windows."""
+    theta = read_config(raw_config("muse_glimmer_text")).rope.theta
+    config = read_config(
+        raw_config("muse_glimmer_text", layer_types=kinds, layer_rope_theta=[theta, 0, 0, theta], sliding_window=64)
+    )
+    assert [shape.rope is not None for shape in config.shapes] == [True, False, False, True]
+
+
 def test_the_guide_shows_llama_as_it_is() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^This is all of Llama:\n\n```python\n(.*?)```$", guide, re.MULTILINE | re.DOTALL)
