@@ -2,6 +2,7 @@
 
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(tryfirst=True)  # before -m has its say
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_to_long_runs(items)
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis looks
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples of hypothesis are drawn by the seed of the run, too."""
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(zlib.crc32(SEED.encode()))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.drawn import covering, some
+from tests.support.seed import commit
 
 TABLE = [{"family": family, "stored": stored} for family, stored in product("abcdefghij", (1, 2, 3))]
 
@@ -86,3 +87,41 @@ def test_the_draw_is_that_of_the_seed(tmp_path: Path) -> None:
     slow = [{case for case in draw if "slow" in case} for draw in draws]
     assert all(5 < len(draw) < 40 for draw in slow) and slow[0] != slow[1] != slow[2]  # 20, and four deviations
     assert run("1") == draws[0]
+
+
+def test_a_commit_is_a_seed_until_a_file_of_it_changes(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        named = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *named, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert commit(tmp_path) is None
+    git("init")
+    file = tmp_path / "file"
+    file.write_text("a")
+    git("add", "file")
+    git("commit", "-m", "a")
+    first = commit(tmp_path)
+    (tmp_path / "other").write_text("not of the commit")
+    assert first and commit(tmp_path) == first
+    file.write_text("b")
+    assert commit(tmp_path) is None
+    git("commit", "-am", "b")
+    assert commit(tmp_path) not in (first, None)
+
+
+def test_examples_of_hypothesis_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-s", "-n", "0", str(tmp_path / "test_it.py")]
+    (tmp_path / "test_it.py").write_text(
+        "from hypothesis import given, strategies as st\n"
+        "@given(st.integers())\n"
+        "def test(number): print('drew', number)\n"
+    )
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+
+    def drawn(of: str) -> list[str]:
+        environment = {**os.environ, "KARAT_SEED": of, "PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+        return [line for line in done.stdout.splitlines() if "drew" in line]
+
+    assert drawn("1") == drawn("1") != drawn("2")

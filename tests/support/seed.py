@@ -1,8 +1,31 @@
-"""The seed of tests that draw anew in each run: KARAT_SEED, or one drawn by the first process of the run for all."""
+"""The seed of tests that draw: KARAT_SEED; else the commit, so that whoever runs a commit draws what others drew of it.
+
+A tree that is no commit, and a long run, draw anew: the first process of the run draws for all.
+"""
 
 import os
 import secrets
+import subprocess
+from pathlib import Path
 
 _DRAWN = "SEED_DRAWN_FOR_TESTS"  # workers inherit it
 
-SEED = os.environ.get("KARAT_SEED") or os.environ.setdefault(_DRAWN, str(secrets.randbelow(2**31)))
+
+def commit(folder: Path) -> str | None:
+    """The commit that the tracked files are, or None where they are changed, or where nothing is known of commits."""
+    git = ("git", "-c", "safe.directory=*", "-C", str(folder))
+    try:
+        changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True)
+        known = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    except OSError:
+        return None
+    is_it = changed.returncode == known.returncode == 0 and not changed.stdout
+    return known.stdout.strip()[:12] if is_it else None
+
+
+def _drawn() -> str:
+    of_tree = None if "KARAT_LONG" in os.environ else commit(Path(__file__).parent)
+    return of_tree or str(secrets.randbelow(2**31))
+
+
+SEED = os.environ.get("KARAT_SEED") or os.environ.get(_DRAWN) or os.environ.setdefault(_DRAWN, _drawn())
