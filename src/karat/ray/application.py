@@ -40,9 +40,7 @@ def app(given: Mapping[str, Any]) -> Any:
         serve.ingress()(Ingress),
         name="Ingress",
         num_replicas=arguments.ingresses,
-        ray_actor_options={
-            "num_cpus": 0
-        },  # what it does is little beside an engine, and none of it may wait for a core
+        ray_actor_options={"num_cpus": 0},  # it does little beside an engine, and none of it may wait for a core
         max_ongoing_requests=_MANY,
         graceful_shutdown_timeout_s=arguments.drain_s,
         graceful_shutdown_wait_loop_s=_LOOK_S,
