@@ -57,6 +57,12 @@ def _own_config(_: Metadata, names: Collection[str]) -> dict[str, Any]:
     return {"attention_bias": has_bias(names, ".self_attn."), "norm_topk_prob": False}
 
 
+def _not_in_llama_cpp(config: OlmoeConfig) -> str | None:
+    if config.num_kv_heads * config.head_dim != config.hidden_size:
+        return "olmoe whose KV heads do not fill the hidden size"
+    return "olmoe with biases in its attention" if config.attention_bias else None
+
+
 GGUF: GgufForm[OlmoeConfig] = GgufForm(
     architecture="olmoe",
     in_layer={
@@ -69,6 +75,6 @@ GGUF: GgufForm[OlmoeConfig] = GgufForm(
     counts=mixtures.COUNTS,
     own_config=_own_config,
     not_in_gguf=lambda config: mixtures.not_in_gguf(config, renormalised=False),
-    not_in_llama_cpp=lambda config: "olmoe with biases in its attention" if config.attention_bias else None,
+    not_in_llama_cpp=_not_in_llama_cpp,
 )
 FAMILY = Family("olmoe", "OlmoeForCausalLM", read, layer, GGUF)
