@@ -37,6 +37,12 @@ struct IntegerParts {
         }
     }
 
+    // Word `word` of a sub-block's digits: those of four columns.
+    template <class Digits>
+    static KARAT_INLINE std::uint32_t digits(int sub, int digit, int word, int at, const Digits& staged) {
+        return staged.template get_as<std::uint32_t>(at + digits_at(sub, digit, word));
+    }
+
     // The exact sum of code * q of a sub-block, as float32; of its digits, for int24.
     template <class Digits>
     static KARAT_INLINE float part(const std::uint32_t (&codes)[kWords], int sub, int at, const Digits& staged) {
@@ -54,8 +60,7 @@ struct IntegerParts {
         for (int digit = 0; digit < kDigits; ++digit)
 #pragma unroll
             for (int c = 0; c < kWords; c += 4) {
-                const int from = static_cast<int>(Layout::kDigitsAt) + digit * kColumnsOfBlock + 4 * (sub * kWords + c);
-                const U4 four = staged.template get_as<U4>(at + from);
+                const U4 four = staged.template get_as<U4>(at + digits_at(sub, digit, c));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) of_digit[digit] = dot4(four.v[i], codes[c + i], of_digit[digit]);
             }
@@ -74,6 +79,11 @@ struct IntegerParts {
                           : float_of_int(
                                 static_cast<std::int32_t>(read(Layout::kSumsAt + 4 * static_cast<std::size_t>(sub)))) *
                                 float_of(read(0));
+    }
+
+private:
+    static constexpr KARAT_INLINE int digits_at(int sub, int digit, int word) {
+        return static_cast<int>(Layout::kDigitsAt) + digit * kColumnsOfBlock + 4 * (sub * kWords + word);
     }
 };
 

@@ -22,9 +22,9 @@
 // - A word of shared memory that two threads touch between two barriers, one of them writing, is an error (Race),
 //   whatever the values.
 // - Shared memory and registers begin as NaN. A copy that was begun arrives where it is waited for; until then its
-// place
-//   is NaN, too.
+//   place is NaN, too.
 // - A load or a store at an address that is not a multiple of its size is an error, in shared and in global memory.
+// - A sum on tensor cores that they might round is an error (Inexact). One of 16 outputs is looked at, by chance.
 //
 // It does not see races between blocks, nor the order of launches.
 #pragma once
@@ -79,6 +79,18 @@ KARAT_INLINE float square_root(float f) {
     return __builtin_sqrtf(f);
 #endif
 }
+
+// What a lane has of a warp's product of 16 rows and 8 tokens over 16 columns, whose sums of products are added to
+// `sums` (mma.m16n8k16 of PTX). Lane 4 g + t has four columns, of rows g and g + 8 and of token g, and the sums of rows
+// g, g, g + 8, g + 8 with tokens 2 t, 2 t + 1, 2 t, 2 t + 1. The order of columns is the caller's.
+//
+// Tensor cores cut numbers off that are far below the largest: a sum is exact, in any order, where all products are
+// multiples of a number of which the sum of their magnitudes is at most 2^24.
+struct FourHalves;
+struct Product {
+    const FourHalves &row, &row_8_on, &token;
+    float (&sums)[4];
+};
 
 // What a kernel may do before the launches before it have ended, if it has something: `ahead` asks for weights.
 template <class Kernel, class Cta>

@@ -27,6 +27,24 @@ struct PerThread {
     KARAT_INLINE T& operator[](int) { return value; }
 };
 
+// Four integers in float16, of the columns of a product on tensor cores that one lane has.
+struct FourHalves { std::uint32_t v[2]; };
+
+// The bytes of a word, each less kZero, which is at most 1,023.
+template <int kZero>
+KARAT_INLINE FourHalves halves_of_bytes(std::uint32_t word) {
+    FourHalves made;
+    constexpr std::uint32_t k1024 = 0x6400;  // as float16: the numbers that begin with it are 1,024 and a byte
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const std::uint32_t both = __byte_perm(word, k1024 >> 8, i == 0 ? 0x4140 : 0x4342);
+        asm("sub.rn.f16x2 %0, %1, %2;"
+            : "=r"(made.v[i])
+            : "r"(both), "r"((k1024 | static_cast<std::uint32_t>(kZero)) * 0x10001u));
+    }
+    return made;
+}
+
 extern __shared__ __align__(128) unsigned char simt_shared[];
 
 struct Cta {
@@ -78,6 +96,17 @@ struct Cta {
                 const float other = __shfl_xor_sync(~0u, own, lanes);
                 own = own < other ? other : own;
             }
+    }
+
+    // A warp's product on tensor cores: what `own` says of a lane has it added to its sums (Product).
+    template <class Own>
+    KARAT_INLINE void multiply(const Own& own) const {
+        const Product of = own(static_cast<int>(threadIdx.x));
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(of.sums[0]), "+f"(of.sums[1]), "+f"(of.sums[2]), "+f"(of.sums[3])
+            : "r"(of.row.v[0]), "r"(of.row_8_on.v[0]), "r"(of.row.v[1]), "r"(of.row_8_on.v[1]), "r"(of.token.v[0]),
+              "r"(of.token.v[1]));
     }
 
     // Asks for `bytes` of global memory, a multiple of 16 at one, to come to the L2 cache. `threads` threads do so

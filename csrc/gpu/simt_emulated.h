@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -118,6 +121,36 @@ private:
     std::vector<T> values_;
 };
 
+// Four integers in float16, of the columns of a product on tensor cores that one lane has.
+struct FourHalves { float v[4]; };
+
+// The bytes of a word, each less kZero, which is at most 1,023.
+template <int kZero>
+FourHalves halves_of_bytes(std::uint32_t word) {
+    FourHalves made;
+    for (int i = 0; i < 4; ++i) made.v[i] = static_cast<float>(static_cast<int>(word >> 8 * i & 255) - kZero);
+    return made;
+}
+
+struct Inexact : std::runtime_error { using std::runtime_error::runtime_error; };
+
+// Throws where tensor cores might round sum + the products of a and b.
+inline void require_exact(float sum, const float (&a)[16], const float (&b)[16]) {
+    double magnitudes = 0, unit = std::numeric_limits<double>::infinity();  // of which all are multiples
+    const auto note = [&](double number) {
+        if (number == 0) return;
+        int exponent;
+        const auto digits = static_cast<std::int64_t>(std::ldexp(std::frexp(number, &exponent), 53));
+        unit = std::min(unit, std::ldexp(1.0, exponent - 53 + std::countr_zero(static_cast<std::uint64_t>(digits))));
+        magnitudes += std::abs(number);
+    };
+    note(sum);
+    for (int k = 0; k < 16; ++k) note(static_cast<double>(a[k]) * b[k]);
+    if (!(magnitudes <= 0x1p24 * unit))
+        throw Inexact("a sum on tensor cores that is not exact: magnitudes of " + std::to_string(magnitudes) +
+                      ", in units of " + std::to_string(unit));
+}
+
 using Random = std::minstd_rand;
 
 // Numbers from 0 on in a random order: there are as many orders as places to begin, and steps from one to the next.
@@ -194,6 +227,32 @@ public:
                 }
                 for (int lane = 0; lane < 32; ++lane) x[first + lane].v[i] = largest;
             }
+    }
+
+    // A warp's product on tensor cores: what `own` says of a lane has it added to its sums (Product).
+    template <class Own>
+    void multiply(const Own& own) const {
+        for (int first = 0; first < threads_; first += 32) {
+            float rows[16][16], tokens[8][16];
+            for (int lane = 0; lane < 32; ++lane) {
+                const Product of = own(first + lane);
+                const auto keep = [&](const FourHalves& from, float (&to)[16]) {
+                    std::copy_n(from.v, 4, to + lane % 4 * 4);
+                };
+                keep(of.row, rows[lane / 4]);
+                keep(of.row_8_on, rows[lane / 4 + 8]);
+                keep(of.token, tokens[lane / 4]);
+            }
+            const int looked_at = static_cast<int>(random_() % 16);
+            for (int lane = 0; lane < 32; ++lane) {
+                const Product of = own(first + lane);
+                for (int i = 0; i < 4; ++i) {
+                    const auto &row = rows[lane / 4 + i / 2 * 8], &token = tokens[lane % 4 * 2 + i % 2];
+                    if ((4 * lane + i) % 16 == looked_at) require_exact(of.sums[i], row, token);
+                    for (int k = 0; k < 16; ++k) of.sums[i] += row[k] * token[k];
+                }
+            }
+        }
     }
 
     // It changes nothing: the address alone is looked at.

@@ -19,6 +19,8 @@ SAID = {
     "outside": "shared memory: byte ",
     "too_much": "more shared memory than the launch has",
     "stale": "wrong numbers",  # registers that nobody wrote
+    "product": "right",  # on tensor cores
+    "inexact": "a sum on tensor cores that is not exact",
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from karat import LLM, SamplingParams
 from karat.check.session.same_bits import invariance, invariance_of
-from karat.errors import ExecutorError
+from karat.errors import CapacityError, ExecutorError
 from karat.models.opening import open_model
 from karat.ops.device import missing
 from karat.ops.logits import DeviceLogits
@@ -67,6 +67,15 @@ def test_same_bits_on_the_cpu_and_on_both(tmp_path: Path) -> None:
     rows = list(invariance_of(open_model(folder), num_tokens=9, options={"device": "cuda-emulated"}))
     assert [row.setting.name for row in rows[-2:]] == ["on the CPU", "1 of 2 layers on the CPU"]
     assert all(row.is_right for row in rows)
+
+
+def test_memory_is_planned_from_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has free, less 512 MB; with layers on the CPU, the memory there too."""
+    folder = write_model(tmp_path, num_hidden_layers=2)
+    monkeypatch.setattr("karat._emulated.Device.free_bytes", property(lambda _: 512 * 1024**2 + 100 * 1024))
+    with pytest.raises(CapacityError, match=r"^the weights take 129\.1 KiB of memory, and 100\.0 KiB are available; "):
+        LLM(folder, device="cuda-emulated")
+    LLM(folder, device="cuda-emulated", host_layers=1).close()
 
 
 @pytest.mark.drawn(3)

@@ -84,19 +84,35 @@ MISTAKES = {
     ),
     "no barrier before a tile's next weights": (
         "integer_many.h",
-        "            });\n            cta.sync();\n        }",
-        "            });\n            if (!MISTAKE) cta.sync();\n        }",
+        "            }\n            cta.sync();\n        }",
+        "            }\n            if (!MISTAKE) cta.sync();\n        }",
     ),
     "a power of another token of a tile": (
         "integer_many.h",
-        "staged.template get_as<float>(at)",
-        "staged.template get_as<float>(MISTAKE ? digits_at(warp * kTokensOfWarp, step) : at)",
+        "at = digits_at(token_of(thread, i), step);",
+        "at = digits_at(token_of(thread, MISTAKE ? 0 : i), step);",
     ),
     "a tile's minimum before its product": (
         "integer_many.h",
-        "fma(Of::value(sub, at, staged), minima.get(scale_at(step, sub, row)), sums.v[i])",
-        "(MISTAKE ? Of::value(sub, at, staged) * minima.get(scale_at(step, sub, row)) + sums.v[i]\n"
-        "         : fma(Of::value(sub, at, staged), minima.get(scale_at(step, sub, row)), sums.v[i]))",
+        "sum = fma(part, scales.get(scale) * staged.template get_as<float>(at), sum);",
+        "if constexpr (Fmt::kHasMinimum) if (MISTAKE) sum = fma(Of::value(sub, at, staged), minima.get(scale), sum);\n"
+        "sum = fma(part, scales.get(scale) * staged.template get_as<float>(at), sum);\n"
+        "if (MISTAKE) continue;",
+    ),
+    "two digits in one sum on tensor cores": (
+        "integer_many.h",
+        "parts[thread].v[digit]};",
+        "parts[thread].v[MISTAKE ? 0 : digit]};",
+    ),
+    "columns of a tile's codes and digits in other orders": (
+        "integer_many.h",
+        "const int column = thread % 4;",
+        "const int column = MISTAKE ? thread % 4 ^ (thread / 4 % 2) : thread % 4;",
+    ),
+    "a product on tensor cores with the zero point of another format": (
+        "integer_many.h",
+        "halves_of_bytes<Fmt::Codes::kZero>(",
+        "halves_of_bytes<Fmt::Codes::kZero>((MISTAKE ? 0x01010101u : 0u) + ",
     ),
     "a fetch into a tile's chunk that is read": (
         "float_many.h",
