@@ -102,7 +102,8 @@ struct Cta {
     template <class Own>
     KARAT_INLINE void multiply(const Own& own) const {
         const Product of = own(static_cast<int>(threadIdx.x));
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
             "{%0, %1, %2, %3};"
             : "+f"(of.sums[0]), "+f"(of.sums[1]), "+f"(of.sums[2]), "+f"(of.sums[3])
             : "r"(of.row.v[0]), "r"(of.row_8_on.v[0]), "r"(of.row.v[1]), "r"(of.row_8_on.v[1]), "r"(of.token.v[0]),
