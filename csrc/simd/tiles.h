@@ -1,8 +1,8 @@
 // Intel's tiles (AMX): eight registers of 16 rows of 64 bytes, and products of bf16 tiles.
 //
 // Own assembly: gcc 12's _tile_loadconfig reads 8 of 64 bytes, for all it knows, and its _tile_loadd no memory. No
-// compiler knows these registers: nothing saves them, so kernels call nothing while they are in use. Tiles belong to a
-// thread, and the system saves them with its other registers.
+// compiler knows these registers: nothing saves them, so kernels call nothing that has tiles of its own while theirs
+// are in use. Tiles belong to a thread, and the system saves them with its other registers.
 //
 // With KARAT_TILES_BY_LOOPS the same operations are loops, for machines without tiles.
 #pragma once

@@ -55,7 +55,30 @@ def test_a_forced_kernel_build_that_cannot_run_is_named(karat_here: Karat) -> No
     if not facts["native"]["available"]:
         pytest.skip("no native extension here")
     assert facts["native"]["chosen"] is None
-    assert facts["native"]["fault"] == "KARAT_ISA=abacus cannot run here"
+    assert re.fullmatch(
+        r"KARAT_ISA=abacus cannot run here: it is not installed; those that can: generic.*",
+        facts["native"]["fault"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        ({"avx512-amx": "the system has no room for tiles"}, "the system has no room for tiles"),
+        ({}, "this CPU cannot run it"),
+    ],
+)
+def test_a_forced_build_of_another_processor_has_its_reason(
+    refused: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a wheel, which has all builds."""
+    monkeypatch.setenv("KARAT_ISA", "avx512-amx")
+    monkeypatch.setattr("karat.ops.native.unavailable_reason", lambda: None)
+    monkeypatch.setattr("karat.ops.native.compiled_isas", lambda: ("generic", "avx512-intel", "avx512-amx"))
+    monkeypatch.setattr("karat.ops.native.supported_isas", lambda: ("generic", "avx512-intel"))
+    monkeypatch.setattr("karat.ops.native.refused_isas", lambda: refused)
+    line = rf"^kernel builds +KARAT_ISA=avx512-amx cannot run here: {reason}; those that can: generic, avx512-intel$"
+    assert re.search(line, env.as_text(env.gather()), re.MULTILINE)
 
 
 def test_kernels_for_other_processors_are_named_as_such() -> None:

@@ -70,8 +70,9 @@ def gather() -> dict[str, Any]:
 
 
 def _fault(isa: str | None, extension: Mapping[str, Any]) -> str:
-    reason = extension["refused_builds"].get(isa)
-    return f"KARAT_ISA={isa} cannot run here" + (f": {reason}" if reason else "")
+    compiled = isa in extension["compiled_builds"]
+    reason = extension["refused_builds"].get(isa, "this CPU cannot run it") if compiled else "it is not installed"
+    return f"KARAT_ISA={isa} cannot run here: {reason}; those that can: {', '.join(extension['kernel_builds'])}"
 
 
 def _extension() -> dict[str, Any]:
