@@ -12,10 +12,11 @@ a share is of their medians, so it says the same on a busy day and on a faster m
 the float peak. llama.cpp stands beside where it is installed, or where --peer-path llama.cpp=FOLDER says; --no-peer
 leaves it out. One that ends by itself is said and left out.
 
-The result goes to benchmarks/results/DATE-MACHINE-machine-PROCESSOR.json. It is compared with the last one there of the
-same processor (family, model, stepping, features: benchmarks.processors), number of threads and build. A share, or a
-ratio to the same llama.cpp, that is less than nine tenths of the last one is said in words; the exit code is then 3.
-Run it on a quiet machine, first of all on a new one, and after every change of kernels:
+The result goes to benchmarks/results/DATE-MACHINE-machine-PROCESSOR.json, and beside the last ones of other machines
+into benchmarks/machines.md. It is compared with the last one of the same processor (family, model, stepping, features:
+benchmarks.processors), number of threads and build. A share, or a ratio to the same llama.cpp, that is less than nine
+tenths of the last one is said in words; the exit code is then 3. Run it on a quiet machine, first of all on a new one,
+and after every change of kernels:
 
     python -m benchmarks.machine --peer-path llama.cpp=FOLDER
 """
@@ -35,6 +36,7 @@ from typing import Any
 
 from benchmarks.integers import Eta, peer_paths, row
 from benchmarks.machine_files import SHAPE, STORED, file_of
+from benchmarks.machine_page import KIND, page, table
 from benchmarks.processors import identify
 from benchmarks.record import RESULTS, ROOT, commit, keep, without_folders
 from karat.bench.limits import LimitMeter, MachineLimits
@@ -46,7 +48,6 @@ from karat.machine import cores, memory, processor
 from karat.models.opening import open_model
 from karat.ops.native import supported_isas
 
-KIND = "machine"
 FALLEN = 3  # the exit code
 LEAST = 0.9  # of the last figure
 CHUNK = 512  # tokens of a step
@@ -185,18 +186,6 @@ def falls(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown."""
-    head = ("format", "workload", "tok/s", "share", "last", "× llama.cpp", "last")
-    found = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for line in lines:
-        numbers = [line["share"], line["was_share"], line["times_peer"], line["was_times_peer"]]
-        cells = ["–" if number is None else f"{number:.2f}" for number in numbers]
-        cells[0] += f" of {line['of']}"
-        found.append(f"| {line['format']} | {line['workload']} | {line['tokens_per_s']:.1f} | {' | '.join(cells)} |")
-    return "\n".join(found)
-
-
 def words(result: Mapping[str, Any], last: Mapping[str, Any] | None) -> list[str]:
     """What the table says beside its figures."""
     name = result["processor"]["name"]
@@ -260,6 +249,7 @@ def main(arguments: Sequence[str] | None = None, results: Path = RESULTS) -> int
     print("\n".join([*left_out, *said]))
     name = "".join(letter if letter.isalnum() else "-" for letter in result["processor"]["name"].lower())
     print(keep(f"{KIND}-{name}", result, results))
+    (results.parent / "machines.md").write_text(page(results), encoding="utf-8")
     return FALLEN if last and falls(result["lines"]) else 0
 
 

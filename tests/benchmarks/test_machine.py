@@ -98,12 +98,6 @@ def test_a_first_result_says_so() -> None:
     assert machine.falls(machine.compared([line(0.1)], None)) == []
 
 
-def test_the_table_shows_what_was() -> None:
-    shown = machine.table(machine.compared([line(0.49, 1.5), line(0.5, of="float peak", format="BF16")], result()))
-    assert "| Q4_0 | decode after 128 | 1.0 | 0.49 of reading | 0.80 | 1.50 | 1.50 |" in shown
-    assert "| BF16 | decode after 128 | 1.0 | 0.50 of float peak | – | – | – |" in shown
-
-
 @pytest.mark.parametrize("stored", STORED)
 def test_a_file_holds_finite_weights_of_its_type(stored: str, tmp_path: Path) -> None:
     path = file_of(tmp_path, stored, "tiny")
@@ -131,6 +125,8 @@ def test_a_table_from_files_to_a_fall(
     assert machine.main(given, tmp_path / "results") == 0
     (path,) = (tmp_path / "results").iterdir()
     first = json.loads(path.read_text(encoding="utf-8"))
+    written = (tmp_path / "machines.md").read_text(encoding="utf-8")
+    assert f", 1 threads, {first['build']}\n" in written and "1 results" in written
     assert first["build"] == supported_isas()[-1] and first["threads"] == 1
     assert [(one["format"], one["of"]) for one in first["lines"]] == [
         (stored, of) for stored in STORED for of in ("float peak", "reading", "float peak")
