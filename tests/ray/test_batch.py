@@ -1,18 +1,22 @@
 """A batch by a pool of engines on a cluster: it has the answers of an engine here, also where engines are killed.
 
-Covers: karat.ray.pool.
+Covers: karat.ray.batch, karat.ray.pool.
 """
 
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.serving import free_port
 from tests.cli.conftest import COMMAND, Karat, environment
 from tests.cli.test_batch import write_requests
 from tests.support.ray_nodes import processes
@@ -23,12 +27,31 @@ pytest.importorskip("ray.data", reason="Ray cannot be had here")
 ACTORS = "ray::MapWorker"
 
 
-def test_a_batch_whose_engines_are_killed(cluster: str, tmp_path: Path, karat: Karat) -> None:
+@pytest.fixture(params=["node", pytest.param("client", marks=pytest.mark.long)])
+def address(cluster: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of the cluster, for one of its nodes, or for a client of a server there."""
+    if request.param == "node":
+        yield cluster
+        return
+    port = free_port()
+    words = ["--host", "127.0.0.1", "--port", str(port), "--mode", "legacy", "--address", cluster]
+    serving = subprocess.Popen([sys.executable, "-m", "ray.util.client.server", *words], stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.2)
+        yield f"ray://127.0.0.1:{port}"
+    finally:
+        serving.kill()
+        serving.wait(30)
+
+
+def test_a_batch_whose_engines_are_killed(address: str, tmp_path: Path, karat: Karat) -> None:
     """SIGKILL, twice where there is time; a second run finds all answers in the journal."""
     draws = random.Random(f"{SEED}-batch")
     source, here, there = write_requests(tmp_path / "in.jsonl", 280), tmp_path / "here.jsonl", tmp_path / "there.jsonl"
     assert karat("batch", str(source), "-o", str(here), "--no-times", "-q").returncode == 0
-    words = ["batch", str(source), "-o", str(there), "--no-times", "--ray", cluster]
+    words = ["batch", str(source), "-o", str(there), "--no-times", "--ray", address]
     running = subprocess.Popen([*COMMAND, *words], env=environment(), stderr=subprocess.PIPE)
     journal = tmp_path / "there.jsonl.journal"
     num_killed, seen = 0, 0
@@ -43,6 +66,25 @@ def test_a_batch_whose_engines_are_killed(cluster: str, tmp_path: Path, karat: K
     assert there.read_bytes() == here.read_bytes()
     again = karat(*words)
     assert again.returncode == 0 and "280 of them answered before" in again.stderr, again.stderr
+    assert there.read_bytes() == here.read_bytes()
+
+
+@pytest.mark.long
+def test_what_leads_the_engines_is_killed(cluster: str, tmp_path: Path, karat: Karat) -> None:
+    """That ends the run, and the next one goes on."""
+    source, here, there = write_requests(tmp_path / "in.jsonl", 280), tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    assert karat("batch", str(source), "-o", str(here), "--no-times", "-q").returncode == 0
+    words = ["batch", str(source), "-o", str(there), "--no-times", "--ray", cluster]
+    running = subprocess.Popen([*COMMAND, *words], env=environment(), stderr=subprocess.PIPE, text=True)
+    journal = tmp_path / "there.jsonl.journal"
+    while running.poll() is None:
+        time.sleep(0.03)
+        if journal.exists() and journal.stat().st_size > 30_000 and (found := processes("ray::Round")):
+            os.kill(found[0], signal.SIGKILL)
+    told = running.communicate()[1]
+    assert running.returncode == 1 and "what was answered is kept" in told and "Traceback" not in told, told
+    again = karat(*words)
+    assert again.returncode == 0 and "of them answered before" in again.stderr, again.stderr
     assert there.read_bytes() == here.read_bytes()
 
 

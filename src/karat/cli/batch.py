@@ -73,7 +73,9 @@ class ServersOptions:
 class ClusterOptions:
     """Engines on the nodes of a cluster of Ray."""
 
-    ray: Annotated[str | None, option("Cluster", "ADDRESS", "Load MODEL on the nodes there: auto, HOST:PORT.")] = None
+    ray: Annotated[
+        str | None, option("Cluster", "ADDRESS", "Load MODEL on the nodes there: auto, HOST:PORT, ray://HOST:PORT.")
+    ] = None
     cores_each: Annotated[int | None, option("Cluster", "N", "Cores of an engine (default: all of its node).")] = None
     engines: Annotated[int | None, option("Cluster", "N", "Engines at the most (default: as many as fit).")] = None
 

@@ -112,7 +112,7 @@ def in_pool(
 
 def connect(address: str) -> None:
     """Join the cluster at this address: "auto", HOST:PORT, or ray://HOST:PORT; "local" starts one here. ClientError if
-    there is none. What Ray Data would say of its work is not said.
+    there is none.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
@@ -123,9 +123,6 @@ def connect(address: str) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         said = str(error).strip().partition("\n")[0][:200]
         raise ClientError(f"no cluster of Ray at {address!r}: {said}; see `ray status` there") from error
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
 def with_columns(table: "pyarrow.Table", columns: "dict[str, pyarrow.Array]") -> "pyarrow.Table":
