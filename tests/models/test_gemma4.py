@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+import pytest
+from safetensors.numpy import load_file, save_file
 
+from karat import LLM
 from karat.checkpoint.unused import AUDIO, SHARED_KEYS, VISION
 from karat.checkpoint.weights import Weight
 from karat.kv.groups import SharedKeys
@@ -16,7 +18,9 @@ from karat.models.decoder import outline, weight_specs
 from karat.models.families import COMPOSITES
 from karat.models.opening import open_model
 from karat.models.registry import build, read_config
+from karat.ops.native import unavailable_reason
 from karat.ops.reference import MappedTable, ReferenceOps
+from karat.request import SamplingParams
 from tests.convert.folders import FAMILIES, folder_of
 from tests.support.weights import weight_of
 
@@ -124,3 +128,18 @@ def test_the_table_of_layers_inputs_stays_in_its_file(tmp_path: Path) -> None:
     model = build(read_config(checkpoint.config), ops, checkpoint, num_positions=16)
     assert ops.mapped == ["model.embed_tokens_per_layer.weight"]
     assert isinstance(next(held for spec, held in model.parts.items() if spec.source == ops.mapped[0]), MappedTable)
+
+
+@pytest.mark.skipif(bool(unavailable_reason()), reason="no native executor")
+def test_the_cache_is_float16_and_a_value_beyond_it_is_named(tmp_path: Path) -> None:
+    """V is normalised and fits; K of this model does not, for its norm multiplies by 10 million."""
+    folder, params = folder_of(tmp_path / "model", **FAMILIES["gemma4_unified_text"]), SamplingParams(max_tokens=4)
+    with LLM(folder) as llm:
+        assert llm.kv_dtype == "float16"
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.k_norm.weight"] *= np.float32(1e7)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with LLM(folder) as llm:
+        (answer,) = llm.generate(["Once upon a time"], params)
+    named = "K of layer 1, KV head "
+    assert named in (answer.outputs[0].error or "") and "--kv-dtype float32" in (answer.outputs[0].error or "")

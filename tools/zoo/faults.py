@@ -231,6 +231,7 @@ MIXTURES: tuple[Row, ...] = (
 )
 _GEMMA2: dict[str, Any] = {"family": "gemma2"}
 _GEMMA3: dict[str, Any] = {"family": "gemma3_text"}
+_GEMMA4: dict[str, Any] = {"family": "gemma4_text"}
 _IN_TWO: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": 7, "sliding_window_pattern": 2}
 # Of families that compute what few others do, on full traces alone.
 OF_FAMILIES: tuple[Row, ...] = (
@@ -242,6 +243,9 @@ OF_FAMILIES: tuple[Row, ...] = (
     Row("rope-theta", families.rope_of_the_other_kind, {**_GEMMA3, "changes": _IN_TWO}, "behind a window"),
     Row("activation", families.activation, _GEMMA2, "of Gemma"),
     Row("multiplier", families.embedding_unscaled, _GEMMA3, "of Gemma's embedding"),
+    Row("multiplier", families.layer_unscaled, _GEMMA4, "of a layer of Gemma 4"),
+    Row("v-norm", families.v_of_normed_k, _GEMMA4, "of K after its norm"),
+    Row("rope-partial", families.proportional_as_partial, _GEMMA4, "where it is proportional"),
     Row("multiplier", families.multiplier, {"family": "granite"}, "of Granite"),
 )
 _GROUPED_KEYS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}

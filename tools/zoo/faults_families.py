@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tools.zoo.fault import layers
+from tools.zoo.fault import layers, patch_module
+from tools.zoo.faults_rope import half_turned
 from tools.zoo.models import Subject
 
 
@@ -87,3 +88,45 @@ def multiplier(subject: Subject, stack: ExitStack) -> bool:
 
 def embedding_unscaled(subject: Subject, stack: ExitStack) -> None:
     subject.hf.model.embed_tokens.embed_scale.fill_(1.0)
+
+
+def layer_unscaled(subject: Subject, stack: ExitStack) -> None:
+    """Gemma 4's number of a layer left out."""
+    for layer in layers(subject):
+        layer.layer_scalar.fill_(1.0)
+
+
+def v_of_normed_k(subject: Subject, stack: ExitStack) -> bool:
+    """Where V is K: K after its norm, and not what k_proj gives."""
+    shared = [each.self_attn for each in layers(subject) if getattr(each.self_attn, "v_proj", True) is None]
+    for attention in shared:
+        normed: list[torch.Tensor] = []
+        attention.k_norm.register_forward_hook(lambda _m, _args, out, normed=normed: normed.append(out))
+        attention.v_norm.register_forward_pre_hook(lambda _m, _args, normed=normed: (normed.pop(),))
+    return bool(shared)
+
+
+def proportional_as_partial(subject: Subject, stack: ExitStack) -> bool:
+    """The share of a head is turned as if it were a head: pairs within it, and frequencies of its size."""
+    rope = subject.raw["rope_parameters"]["full_attention"]
+    size = int(subject.raw["global_head_dim"] * rope["partial_rotary_factor"]) // 2 * 2
+    factor = subject.rng.choice([1.0, rope.get("factor", 1.0)])
+    frequencies = 1.0 / rope["rope_theta"] ** (torch.arange(0, size, 2).float() / size) / factor
+    at: list[torch.Tensor | None] = [None]  # the positions of the tokens, in a layer that sees all keys
+
+    def enter(layer: Any, _args: Any, given: Any) -> None:
+        at[0] = None if layer.self_attn.is_sliding else given["position_ids"]
+
+    for layer in subject.hf.model.layers:
+        layer.register_forward_pre_hook(enter, with_kwargs=True)
+
+    def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1) -> Any:
+        if at[0] is None:
+            return right(x, cos, sin, unsqueeze_dim=unsqueeze_dim)
+        angles = (at[0][..., None].float() * frequencies).repeat(1, 1, 2)
+        part, rest = x[..., :size].transpose(1, 2), x[..., size:]
+        turned = half_turned(part, angles.cos().to(x.dtype), angles.sin().to(x.dtype)).transpose(1, 2)
+        return torch.cat((turned, rest), dim=-1)
+
+    right = patch_module(subject, stack, "apply_rotary_pos_emb", turn)
+    return size > 0

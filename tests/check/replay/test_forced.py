@@ -62,6 +62,19 @@ def test_every_op_is_at_the_floor_of_transformers_own(family: str, executor: str
     assert worst.ratio < 10 and not worst.is_wrong, worst
 
 
+def test_layers_that_read_k_and_v_of_earlier_ones_and_inputs_of_their_own() -> None:
+    """Karat's own run beside it has the same bits as without."""
+    draws = (draw(f"{SEED}-shared-{i}", family="gemma4_text", steps="whole", lengths=(20, 40)) for i in range(40))
+    subject = next(each for each in draws if each.raw["num_kv_shared_layers"])
+    model, theirs = checked(subject), recorded(subject)
+    results = fed(subject, theirs, ReferenceOps("float32")).results
+    found = results.forced["transformers"]
+    assert {local.name for local in found} == {n for part in parts_of(model.graph) for n in part.names} & theirs.keys()
+    assert max(local.ratio for local in found) < 10
+    alone = list(LayerwiseRun(model.config, model.stored, ReferenceOps("float32"), subject.steps).parts())
+    np.testing.assert_array_equal(results.logits["ours"], alone[-1]["lm_head"])
+
+
 def test_in_double_precision_the_floor_is_transformers() -> None:
     subject = draw(f"{SEED}-double", steps="whole", changes={"num_hidden_layers": 2})
     found = fed(subject, recorded(subject), ReferenceOps("float64")).results.forced["transformers"]

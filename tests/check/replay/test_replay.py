@@ -2,9 +2,9 @@
 
 Covers: karat.check.model.checked, karat.check.model.graph, karat.check.model.kinds, karat.check.model.right.*,
 karat.check.model.roles, karat.check.model.tokens, karat.check.model.weights, karat.check.record.executors,
-karat.check.record.hf, karat.check.replay.accumulation, karat.check.replay.align, karat.check.replay.distances,
-karat.check.replay.drift, karat.check.replay.finding, karat.check.replay.noise, karat.check.replay.runs,
-karat.check.replay.segments, karat.check.trace.selection.
+karat.check.record.hf, karat.check.record.hf_gemma4, karat.check.replay.accumulation, karat.check.replay.align,
+karat.check.replay.distances, karat.check.replay.drift, karat.check.replay.finding, karat.check.replay.noise,
+karat.check.replay.runs, karat.check.replay.segments, karat.check.trace.selection.
 """
 
 import os
@@ -71,6 +71,8 @@ def _check_healthy(subject: Subject, trace: Trace, name: str) -> None:
     inside = "linear_attn.q_normed linear_attn.delta_normed self_attn.gate conv.before conv.after conv.x".split()
     if subject.raw["model_type"] == "qwen3_next":  # whose projections are joined otherwise
         inside += [f"linear_attn.{part}" for part in ("in_proj_qkv", "in_proj_z", "a", "b")]
+    if subject.raw["model_type"].startswith("gemma4"):  # sums that are scaled in place
+        inside += "router.normed mlp_residual input_residual model.layer_inputs_sum".split()
     nodes = subject.graph.nodes.values()
     no_modules = {node.name for node in nodes if node.kind in ("scale", "sigmoid_mul") or node.role in inside}
     unseen = {"model.selected"} | (no_modules if "transformers" in name else set())

@@ -209,10 +209,14 @@ def _rope_params(scope: Scope, shape: LayerShape, rope: RopeConfig) -> Iterator[
         yield "rope-theta", "the frequencies of layers of the other kind", {"rope": rope_of_layers}
     if isinstance(rope, ProportionalRope):
         size, plain = 2 * rope.turned_pairs(d), RopeConfig(theta=rope.theta)
-        if 0 < size < d:
-            detail = f"the first {size} of {d} dimensions, as where RoPE is partial"
-            yield "rope-partial", detail, {"rope": plain, "rotary_dim": size}
-            yield "rope-partial", f"{detail}; frequencies of {d}", {"rope": plain, "rotary_dim": size, "table_dim": d}
+        taken = {"": plain}
+        if rope.factor != 1:
+            linear = RopeConfig(theta=rope.theta, rope_type="linear", factor=rope.factor)
+            taken = {"": linear, ", without its factor": plain}
+        for more, partial in taken.items() if 0 < size < d else ():
+            detail = f"the first {size} of {d} dimensions, as where RoPE is partial{more}"
+            yield "rope-partial", detail, {"rope": partial, "rotary_dim": size}
+            yield "rope-partial", f"{detail}; frequencies of {d}", {"rope": partial, "rotary_dim": size, "table_dim": d}
     for part in (2, 4):
         if d % (2 * part) == 0:
             yield "rope-partial", f"only {d // part} of {d} dimensions", {"rotary_dim": d // part}

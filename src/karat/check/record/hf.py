@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from karat.check.record import hf_gemma4
 from karat.check.record.executors import Steps
 from karat.check.record.hf_delta_nets import DeltaNets
 from karat.check.record.hf_files import HfFiles
@@ -249,6 +250,7 @@ class Recorder:
                 output(part_of(base, "norm"), "model.norm")
                 first = base.layers[0].register_forward_pre_hook(self._keep_scaled)
                 stack.callback(first.remove)
+                hf_gemma4.hook_inputs(base, self._keep, output, stack)
                 stack.callback(part_of(base, "rotary_emb").register_forward_hook(self._keep_rotary).remove)
                 for number, layer in enumerate(base.layers):
                     self._hook_layer(layer, number, output, argument, stack)
@@ -282,10 +284,11 @@ class Recorder:
         absent = tuple(
             f"{part}." for part in (*_MIXERS, "mlp") if part != mixer and (part != "mlp" or experts is not None)
         )
-        for part in (*_LAYER_OUTPUTS, *(f"{mixer}.{name}" for name in _MIXERS[mixer])):
+        optional = _OPTIONAL | hf_gemma4.optional_in(layer)
+        for part in (*_LAYER_OUTPUTS, *hf_gemma4.outputs_of(layer), *(f"{mixer}.{name}" for name in _MIXERS[mixer])):
             if part.startswith(absent):
                 continue
-            find = part_or_none if part.rpartition(".")[2] in _OPTIONAL else part_of
+            find = part_or_none if part.rpartition(".")[2] in optional else part_of
             if (module := find(layer, part)) is not None:
                 output(module, f"{prefix}.{part}")
         is_gated = mixer == "self_attn" and has_gate(layer.self_attn)
@@ -298,6 +301,7 @@ class Recorder:
             self._layer = number
 
         stack.callback(layer.register_forward_pre_hook(enter).remove)
+        hf_gemma4.hook_layer(layer, number, self._keep, argument, stack)
 
     def _hook_experts(self, mlp: Any, prefix: str, output: Any, stack: ExitStack) -> None:
         """The router's logits, what it chose, and the sum of the experts. Experts see tokens without a batch."""
@@ -342,10 +346,12 @@ class Recorder:
 
     def _watch_rotary(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            q, k = original(*args, **kwargs)
-            self._turned = f"model.layers.{self._layer}.self_attn"
-            self._keep(f"{self._turned}.k_rope", k.transpose(1, 2))
-            return q, k
+            turned, name = original(*args, **kwargs), f"model.layers.{self._layer}.self_attn"
+            has_both = isinstance(turned, tuple)
+            if has_both or self._turned == name:  # q came before
+                self._keep(f"{name}.k_rope", turned[1].transpose(1, 2) if has_both else turned)
+            self._turned = name
+            return turned
 
         return watched
 

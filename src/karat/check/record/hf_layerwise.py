@@ -13,6 +13,7 @@ import torch
 
 from karat.check.record.hf import Recorder
 from karat.check.record.hf_files import HfFiles
+from karat.check.record.hf_gemma4 import inputs_of
 from karat.check.record.hf_modules import name_in, refuse_other_modules, require_text_model, scales_itself
 from karat.check.trace.format import Array
 from karat.check.trace.selection import EVERYTHING
@@ -38,8 +39,10 @@ def run_layerwise(
     base = model.model
     rotary = name_in(base, "rotary_emb")
     setattr(base, rotary, type(getattr(base, rotary))(model.config))  # frequencies are computed, not loaded
-    if scales_itself(base.embed_tokens):  # a number of the config's, which no file has
-        base.embed_tokens.embed_scale = torch.tensor(base.embed_tokens.scalar_embed_scale)
+    inputs = inputs_of(base)
+    for embedding in (base.embed_tokens, *inputs.values()):
+        if scales_itself(embedding):  # by a number of the config's, which no file has
+            embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     files, recorder = HfFiles(folder, shapes), Recorder(EVERYTHING)
     total = recorder.end = len(ids)
@@ -67,6 +70,8 @@ def run_layerwise(
             on_part(recorder.take(total))
 
         before(base.embed_tokens, "model.embed_tokens")
+        for name, module in inputs.items():
+            before(module, f"model.{name}")
         norm = name_in(base, "norm")
         before(getattr(base, norm), f"model.{norm}")
         before(model.lm_head, "lm_head" if "lm_head.weight" in files.names else "model.embed_tokens")
@@ -76,7 +81,7 @@ def run_layerwise(
         # These hooks run after the recorder's: a module's weights are dropped once its results are recorded.
         for module in base.layers:
             after(module, hand_over)
-        for module in (base.embed_tokens, getattr(base, norm), model.lm_head):
+        for module in (base.embed_tokens, *inputs.values(), getattr(base, norm), model.lm_head):
             after(module, lambda: None)
         first = base.layers[0].register_forward_pre_hook(lambda _m, _args: hand_over())
         stack.callback(first.remove)  # the embedding's part ends with what the first layer reads

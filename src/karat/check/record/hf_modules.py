@@ -87,8 +87,6 @@ def refuse_other_modules(model: Any) -> None:
     for name in ("embed_tokens", "norm", "rotary_emb"):
         if part_or_none(model.model, name) is None:
             raise other_modules(model, f"it has no {name}")
-    if hasattr(model.model.layers[0], "layer_scalar"):
-        raise other_modules(model, "q and k are turned one after the other")
 
 
 def scales_itself(embedding: Any) -> bool:

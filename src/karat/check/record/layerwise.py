@@ -1,7 +1,7 @@
 """A model run a layer at a time: memory holds the weights and results of one layer."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from karat.check.trace.selection import EVERYTHING
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig
 from karat.errors import CapacityError
+from karat.kv.groups import SharedKeys
 from karat.layers.block import Block
 from karat.layers.place import Place
 from karat.layers.shards import CutUnits
@@ -26,8 +27,21 @@ from karat.ops.tap import Tap
 from karat.ranks.group import SINGLE
 
 States = list[Tensor]  # hidden states, one entry a step
-Caches = Sequence[Cache]  # by layer
-Compute = Callable[[Ops, States, Caches], States]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSide:
+    """What parts hand on beside hidden states: in this run, or where each op reads another engine's results.
+
+    given: what layers get of the tokens besides, of each step; done: the layers that were computed.
+    """
+
+    caches: Sequence[Cache]  # by layer
+    given: list[tuple[Tensor, ...] | None] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)
+
+
+Compute = Callable[[Ops, States, RunSide], States]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,8 @@ class LayerwiseRun:
         rows = tuple(EVERYTHING.rows_for(total, config.vocab_size) if logit_rows is None else logit_rows)
         self._logit_tokens = set(rows)
         self._cache_dtype: FloatName = kv_dtype
-        self._again: Compute | None = None
+        self._again: tuple[Compute, int | None] | None = None
+        self._forced: RunSide | None = None
         self.info: TraceInfo = make_info(
             steps.prompt,
             steps=steps.cuts,
@@ -93,7 +108,7 @@ class LayerwiseRun:
         """The arrays of each part, by canonical name."""
         config, tap = self._config, Tap(self._ops)
         units = cut_units(config, self._stored)
-        caches = self._caches(self._cache_dtype)
+        side = RunSide(self._caches(self._cache_dtype))
         model = outline(config, units)
         ropes = model.rope_tables(tap, len(self._steps.prompt))
         batches = [
@@ -102,61 +117,67 @@ class LayerwiseRun:
         ]
         steps = [tap.begin(batch) for batch in batches]
         embed, inputs = embedding(self._place(units), config), layer_inputs(self._place(units), config)
-        given: list[tuple[Tensor, ...] | None] = []  # what layers get besides, of each step
 
-        def start(ops: Ops, _states: States, _caches: Caches) -> States:
+        def start(ops: Ops, _states: States, side: RunSide) -> States:
             states = [embed(ops, step) for step in steps]
-            given[:] = [None if inputs is None else inputs(ops, x, step) for x, step in zip(states, steps, strict=True)]
+            for x, step in zip(states, steps, strict=True):
+                side.given.append(None if inputs is None else inputs(ops, x, step))
             return states
 
-        states = yield from self._part(start, tap, [], caches)
+        states = yield from self._part(start, tap, [], side)
         for index in range(config.num_layers):
             block = layer(self._place(units), config, index)
 
-            def through(ops: Ops, states: States, caches: Caches, block: Block = block, index: int = index) -> States:
+            def through(ops: Ops, states: States, side: RunSide, block: Block = block, index: int = index) -> States:
+                side.done.add(index)
                 return [
-                    block(ops, x, step, caches[index], ropes, each and each[index])
-                    for x, step, each in zip(states, steps, given, strict=True)
+                    block(ops, x, step, side.caches[index], ropes, each and each[index])
+                    for x, step, each in zip(states, steps, side.given, strict=True)
                 ]
 
-            states = yield from self._part(through, tap, states, caches)
+            states = yield from self._part(through, tap, states, side, index)
             del block, through
         place = self._place(units)
         tied = config.tie_word_embeddings
         norm, head = end(place, config, embedding(place if tied else replace(place, take=SpecCollector()), config))
 
-        def rest(ops: Ops, states: States, _caches: Caches) -> States:
+        def rest(ops: Ops, states: States, _side: RunSide) -> States:
             return [
                 head(ops, norm(ops, ops.select_rows(x, step, name="model.selected")))
                 for x, step, batch in zip(states, steps, batches, strict=True)
                 if len(batch.logit_rows)
             ]
 
-        yield from self._part(rest, tap, states, caches)
+        yield from self._part(rest, tap, states, side)
 
     def forced(self, theirs: Mapping[str, Array], before: Array | None) -> dict[str, Array]:
         """The latest part once more, each op on the inputs of another engine (karat.check.replay.forced).
 
         theirs: that engine's results in this part, with the same rows of logits. before: its result of the part before
-        [tokens, hidden]; None for the embedding. The cache of this run rounds nothing.
+        [tokens, hidden]; None for the embedding. The cache of this run rounds nothing. Without results of an earlier
+        part that this one reads there are none of it.
         """
         assert self._again is not None, "there is no part"
+        compute, index = self._again
+        side = self._forced = self._forced or RunSide(self._caches(self._ops.dtype))
+        keep = None if index is None else outline(self._config).keeps[index]
+        if (index is not None and not side.given) or (isinstance(keep, SharedKeys) and keep.layer not in side.done):
+            return {}
         tap = ForcedTap(self._ops, theirs)
         dtype = np.dtype(self._ops.dtype)
-        states = [] if before is None else [before[start:stop].astype(dtype) for start, stop in self._spans]
-        self._again(tap, states, self._caches(self._ops.dtype))
+        compute(tap, [] if before is None else [before[a:b].astype(dtype) for a, b in self._spans], side)
         return self._taken(tap)
 
     def _part(
-        self, compute: Compute, tap: Tap, states: States, caches: Caches
+        self, compute: Compute, tap: Tap, states: States, side: RunSide, layer: int | None = None
     ) -> Generator[dict[str, Array], None, States]:
-        states = compute(tap, states, caches)
-        self._again = compute
+        states = compute(tap, states, side)
+        self._again = compute, layer
         yield self._taken(tap)
         self._again = None
         return states
 
-    def _caches(self, dtype: FloatName) -> Caches:
+    def _caches(self, dtype: FloatName) -> Sequence[Cache]:
         return caches_of_one(self._ops, outline(self._config).keeps, dtype, len(self._steps.prompt))
 
     @property

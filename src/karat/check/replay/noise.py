@@ -27,7 +27,7 @@ PRECISION: Mapping[FloatName, float] = {
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
 }
-_ERF_UNITS = 8
+_ERF_UNITS, _TANH_UNITS = 8, 2  # by which a library's functions are off
 _CHUNK = 64  # tokens whose decays engines add up as logarithms
 
 
@@ -114,9 +114,17 @@ class Noise:
         start = int(self._rng.integers(len(_pool(x.dtype))))
         return np.resize(np.roll(_pool(x.dtype), start), x.shape)
 
-    def with_erf_of_library(self, inputs: Sequence[Array], result: Array) -> Array:
-        """GELU's result with the error of a library's erf: near -1 it is off by units of 1, which 1 + erf keeps."""
-        return result + _ERF_UNITS * self._unit * inputs[0] * inputs[1] / 2 * self.like(result)
+    def with_function_of_library(self, inputs: Sequence[Array], result: Array, units: int) -> Array:
+        """GELU's result with the error of a library's erf or tanh: near -1 it is off by units of 1, which the sum with
+        1 keeps."""
+        with np.errstate(all="ignore"):
+            return result + units * self._unit * inputs[0] * inputs[1] / 2 * self.like(result)
+
+
+def units_of_library(node: Node) -> int | None:
+    """By how many units of 1 a library's function is off near -1 that the node computes GELU by."""
+    activation = node.mistakes.get("activation", "gelu (tanh)" if node.kind == "gelu_mul" else None)
+    return {"gelu (erf)": _ERF_UNITS, "gelu (tanh)": _TANH_UNITS}.get(activation)
 
 
 @cache

@@ -15,7 +15,7 @@ from karat.check.diagnosis.peers import Known, known_difference
 from karat.check.diagnosis.signs import HealthSigns
 from karat.check.diagnosis.verdict import Diagnosis, Wrong, diagnosis_of
 from karat.check.model.checked import CheckedModel
-from karat.check.record.layerwise import LayerwiseRun, parts_of
+from karat.check.record.layerwise import LayerwisePart, LayerwiseRun, parts_of
 from karat.check.replay.drift import Apart, Choices, Drift, FreeRun, aligned, coarser, drift_of
 from karat.check.replay.finding import Finding
 from karat.check.replay.forced import Local, local_errors
@@ -93,7 +93,7 @@ class Streamed:
             read: number for number, part in enumerate(parts) for name in part.names for read in nodes[name].inputs
         }
         self._carried: dict[str, Array] = {}  # results that later parts read
-        self._lent: dict[str, Array] = {}  # the last result of the engine whose inputs our ops are fed
+        self._lent: dict[str, Array] = {}  # of the engine whose inputs our ops are fed: what later parts read
         self._free: FreeRun | None = None
         self._free_beside: dict[str, FreeRun] = {}
         self.results = Results(run.info, HealthSigns(model.graph, run.info, PRECISION[run.info.dtype]))
@@ -143,7 +143,7 @@ class Streamed:
             if noisy is not None and other not in self._free_beside:
                 self._free_beside[other] = FreeRun(noisy)
         if chosen and forced is not None and forced in (others or {}):
-            self._force(replay, forced, *(others or {})[forced], same_type=noisier[forced] is None)
+            self._force(replay, part, forced, *(others or {})[forced], same_type=noisier[forced] is None)
         for name in part.names:
             free = self._free.advance(replay, name)
             beside = {
@@ -170,17 +170,26 @@ class Streamed:
         self._carried = {name: known[name] for name in known if self._last_read.get(name, -1) > number}
         if forced is not None:
             found = (others or {})[forced][1]
-            self._lent = {name: found[name] for name in part.names[-1:] if name in found}
+            given = {**self._lent, **{name: found[name] for name in part.names if name in found}}
+            self._lent = {name: given[name] for name in given if self._last_read.get(name, -1) > number}
         return True
 
     def _force(
-        self, replay: Replay, other: str, info: TraceInfo, found: Mapping[str, Array], *, same_type: bool
+        self,
+        replay: Replay,
+        part: LayerwisePart,
+        other: str,
+        info: TraceInfo,
+        found: Mapping[str, Array],
+        *,
+        same_type: bool,
     ) -> None:
         """Karat's ops of this part on the inputs of the other engine."""
-        if not self._lent and self._carried:
-            return  # it has not recorded the result of the part before
-        made = self._run.forced(found, next(iter(self._lent.values()), None))
         nodes = self._model.graph.nodes
+        before = next((self._lent.get(name) for name in nodes[part.names[0]].inputs), None)
+        if before is None and self._carried:
+            return  # it has not recorded the result of the part before
+        made = self._run.forced(found, before)
         theirs = Trace(info, {name: array for name, array in found.items() if name in nodes})
         self.results.forced.setdefault(other, []).extend(
             local_errors(replay, theirs, self._lent, made, same_type=same_type)

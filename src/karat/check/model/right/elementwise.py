@@ -23,7 +23,8 @@ def sigmoid(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    """By tanh, without a sum of it and 1, of which nothing is left where x is far below 0."""
+    return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def capped(x: Array, cap: np.floating) -> Array:
