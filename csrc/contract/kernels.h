@@ -1,4 +1,4 @@
-// The kernels and their contracts: numeric contract version 5 (docs/determinism.md).
+// The kernels and their contracts: numeric contract version 6 (docs/determinism.md).
 //
 // Every kernel source is compiled once for each instruction set (isa.h), into a namespace of its own, and publishes its
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
@@ -171,6 +171,8 @@ struct DeltaRuleArgs {
     X(embedding)         \
     X(rms_norm)          \
     X(l2_norm)           \
+    X(square_sum)        \
+    X(part_norm)         \
     X(silu_mul)          \
     X(gelu_mul)          \
     X(clamped_mul)       \
@@ -223,6 +225,13 @@ struct Kernels {
 
     // out[i] = (x[i] * (1 / sqrt(total + float32(eps)))) * factor, with the total of rms_norm; rows of n as there
     void (*l2_norm)(const float* x, double eps, float factor, float* out, std::size_t rows, std::size_t n);
+
+    // The total of rms_norm of x [n]; 0 of no numbers. n <= kMaxColumns.
+    float (*square_sum)(const float* x, std::size_t n);
+
+    // RMSNorm of n numbers of a row of `count`, whose squares add up to `total`: from its scale on as rms_norm.
+    void (*part_norm)(const float* x, const float* weight, float total, std::size_t count, double eps, float* out,
+                      std::size_t n);
 
     // out[i] = (gate[i] / (1 + exp(-gate[i]))) * up[i]
     GatedUnit silu_mul;

@@ -1,6 +1,7 @@
 // Norms of rows, and ops on single elements or pairs of them (contract/kernels.h).
 #pragma once
 
+#include "gpu/shapes.h"
 #include "gpu/simt.h"
 #include "simd/exp.h"
 #include "simd/tanh.h"
@@ -118,6 +119,65 @@ struct RowNorm {
 };
 using RmsNorm = RowNorm<ByWeight>;
 using L2Norm = RowNorm<ByFactor>;
+
+// A block of threads for a row of q (y = 0) or of k. Sixteen threads are the lanes of a leaf's sum.
+struct SquareSums {
+    static constexpr bool kIsShort = true;
+    static constexpr int kSumLanes = 16;
+    SquareSumsShape shape;
+
+    Grid grid() const {
+        const int lanes = shape.num_leaves * kSumLanes;
+        return {shape.rows, 2, lanes < 32 ? 32 : lanes, sizeof(float) * static_cast<std::size_t>(lanes) + 128};
+    }
+
+    template <class Cta>
+    KARAT_INLINE void run(Cta& cta) const {
+        const SquareSumsShape::Part& part = shape.parts[cta.y()];
+        const int n = part.ends[shape.num_leaves - 1];
+        const float* const x = part.x + static_cast<std::size_t>(cta.x()) * n;
+        const auto lanes = cta.template shared<float>(shape.num_leaves * kSumLanes);
+        cta.each([&](int thread) {
+            const int leaf = thread / kSumLanes;
+            if (leaf >= shape.num_leaves) return;
+            float sum = 0;
+            for (int i = (leaf ? part.ends[leaf - 1] : part.first) + thread % kSumLanes; i < part.ends[leaf];
+                 i += kSumLanes) {
+                const float value = value_at<float>(x + i);
+                sum = fma(value, value, sum);
+            }
+            lanes.set(thread, sum);
+        });
+        cta.sync();
+        cta.each([&](int thread) {
+            if (thread != 0) return;
+            for (int leaf = 0; leaf < shape.num_leaves; ++leaf) {
+                float all[kSumLanes];
+#pragma unroll
+                for (int lane = 0; lane < kSumLanes; ++lane) all[lane] = lanes.get(leaf * kSumLanes + lane);
+                fold(all);
+                lanes.set(leaf, all[0]);  // of a leaf that was read
+            }
+            for (int count = shape.num_leaves; count > 1; count /= 2)
+                for (int leaf = 0; leaf < count / 2; ++leaf)
+                    lanes.set(leaf, lanes.get(2 * leaf) + lanes.get(2 * leaf + 1));
+            shape.out[2 * cta.x() + cta.y()] = lanes.get(0);
+        });
+    }
+};
+
+// An item is a number of x [rows, n], of rows of `count` numbers whose squares add up to squares[row][part].
+struct PartNorm {
+    const float *x, *squares, *weight;
+    float eps;
+    int part, count, n;
+    float* out;
+    KARAT_INLINE void operator()(int i) const {
+        const float total = value_at<float>(squares + 2 * (i / n) + part);
+        const float scale = 1.0f / square_root(total / static_cast<float>(count) + eps);
+        out[i] = value_at<float>(x + i) * scale * value_at<float>(weight + i % n);
+    }
+};
 
 // A thread for each of `count` items: what the ops below are made of.
 template <class Item>

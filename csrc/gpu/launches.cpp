@@ -126,6 +126,11 @@ void rms_norm(Device& device, const float* x, const float* weight, float eps, in
 void l2_norm(Device& device, const float* x, float eps, float factor, int rows, int n, float* out) {
     launch(device, L2Norm{x, {nullptr, factor}, eps, rows, n, out});
 }
+void square_sums(Device& device, const SquareSumsShape& shape) { launch(device, SquareSums{shape}); }
+void part_norm(Device& device, const float* x, const float* squares, const float* weight, float eps, int part,
+               int count, int rows, int n, float* out) {
+    for_each(device, rows * n, PartNorm{x, squares, weight, eps, part, count, n, out});
+}
 void silu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits) {
     launch_with(device, digits, each_of(count, SiluMul{gate, up, out}), out, ForEach<SiluMul>::kThreads);
 }

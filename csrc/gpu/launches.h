@@ -33,6 +33,10 @@ void select_rows(Device& device, const float* x, const std::int32_t* ids, int co
 void rms_norm(Device& device, const float* x, const float* weight, float eps, int rows, int n, float* out,
               const DigitsToo& digits);
 void l2_norm(Device& device, const float* x, float eps, float factor, int rows, int n, float* out);
+void square_sums(Device& device, const SquareSumsShape& shape);
+// x [rows, n], a part of rows of `count` numbers; squares [rows, 2].
+void part_norm(Device& device, const float* x, const float* squares, const float* weight, float eps, int part,
+               int count, int rows, int n, float* out);
 void silu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits);
 void gelu_mul(Device& device, const float* gate, const float* up, int count, float* out, const DigitsToo& digits);
 void clamped_mul(Device& device, const float* gate, const float* up, float limit, float alpha, int count, float* out);

@@ -59,6 +59,17 @@ struct RopeShape {
     int tokens, heads, head_dim, half;
 };
 
+// Of each row the sums of squares of q and of k, along the tree: out [rows, 2]. A row of a part is as long as its last
+// leaf ends; its numbers before `first` do not count.
+struct SquareSumsShape {
+    struct Part {
+        const float* x;
+        int first, ends[kMaxLeaves];
+    } parts[2];
+    int rows, num_leaves;  // a power of two
+    float* out;
+};
+
 // The experts of each row of logits [rows, experts], as Routing says: ids and weights [rows, chosen].
 struct RouteShape {
     const float* logits;

@@ -4,9 +4,8 @@
 #include "simd/simd.h"
 
 namespace karat::KARAT_ISA_NAMESPACE {
-namespace {
 
-float sum_of_squares(const float* x, std::size_t n) {
+float square_sum(const float* x, std::size_t n) {
     float lane[kLanes] = {};
     const std::size_t whole = n - n % kLanes;
     for (std::size_t i = 0; i < whole; i += kLanes)
@@ -17,19 +16,20 @@ float sum_of_squares(const float* x, std::size_t n) {
     return lane[0];
 }
 
-}  // namespace
+void part_norm(const float* x, const float* weight, float total, std::size_t count, double eps, float* out,
+               std::size_t n) {
+    const float scale = 1.0f / __builtin_sqrtf(total / static_cast<float>(count) + static_cast<float>(eps));
+    for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+}
 
 void rms_norm(const float* x, const float* weight, double eps, float* out, std::size_t rows, std::size_t n) {
-    for (std::size_t row = 0; row < rows; ++row, x += n, out += n) {
-        const float mean = sum_of_squares(x, n) / static_cast<float>(n);
-        const float scale = 1.0f / __builtin_sqrtf(mean + static_cast<float>(eps));
-        for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
-    }
+    for (std::size_t row = 0; row < rows; ++row, x += n, out += n)
+        part_norm(x, weight, square_sum(x, n), n, eps, out, n);
 }
 
 void l2_norm(const float* x, double eps, float factor, float* out, std::size_t rows, std::size_t n) {
     for (std::size_t row = 0; row < rows; ++row, x += n, out += n) {
-        const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, n) + static_cast<float>(eps));
+        const float scale = 1.0f / __builtin_sqrtf(square_sum(x, n) + static_cast<float>(eps));
         for (std::size_t i = 0; i < n; ++i) out[i] = x[i] * scale * factor;
     }
 }

@@ -117,6 +117,34 @@ public:
                      out.floats());
         return out;
     }
+    Array square_sums(const Array& q, const Array& k, const std::vector<int>& q_leaves,
+                      const std::vector<int>& k_leaves, int k_first) {
+        require_leaves(q_leaves);
+        require_leaves(k_leaves);
+        require(q_leaves.size() == k_leaves.size() && k_first >= 0 && k_first <= k_leaves[0], "leaves");
+        const std::size_t rows = q.shape(0);
+        for (const auto& [x, leaves] : {std::pair(&q, &q_leaves), std::pair(&k, &k_leaves)})
+            require(x->shape(0) == rows && x->size() == rows * static_cast<std::size_t>(leaves->back()), "leaves");
+        Array out = empty({rows, 2});
+        gpu::SquareSumsShape shape{.parts = {{q.floats(), 0, {}}, {k.floats(), k_first, {}}},
+                                   .rows = narrow(rows),
+                                   .num_leaves = narrow(q_leaves.size()),
+                                   .out = out.floats()};
+        std::copy(q_leaves.begin(), q_leaves.end(), shape.parts[0].ends);
+        std::copy(k_leaves.begin(), k_leaves.end(), shape.parts[1].ends);
+        gpu::square_sums(device_, shape);
+        return out;
+    }
+    Array part_norm(const Array& x, const Array& squares, const Array& weight, double eps, int part,
+                    std::size_t count) {
+        const std::size_t rows = x.shape(0);
+        require(weight.size() > 0 && x.size() == rows * weight.size() && weight.size() <= count, "x");
+        require(squares.size() == 2 * rows && (part == 0 || part == 1), "squares");
+        Array out = like(x);
+        gpu::part_norm(device_, x.floats(), squares.floats(), weight.floats(), static_cast<float>(eps), part,
+                       narrow(count), narrow(rows), narrow(weight.size()), out.floats());
+        return out;
+    }
     WithDigits silu_mul(const Array& gate, const Array& up, int activations) {
         return gated(gpu::silu_mul, gate, up, activations);
     }

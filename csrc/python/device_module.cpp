@@ -57,6 +57,8 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def("select_rows", &D::select_rows, "x"_a, "rows"_a)
         .def("rms_norm", &D::rms_norm, "x"_a, "weight"_a, "eps"_a, "activations"_a)
         .def("l2_norm", &D::l2_norm, "x"_a, "eps"_a, "factor"_a)
+        .def("square_sums", &D::square_sums, "q"_a, "k"_a, "q_leaves"_a, "k_leaves"_a, "k_first"_a)
+        .def("part_norm", &D::part_norm, "x"_a, "squares"_a, "weight"_a, "eps"_a, "part"_a, "count"_a)
         .def("silu_mul", &D::silu_mul, "gate"_a, "up"_a, "activations"_a)
         .def("gelu_mul", &D::gelu_mul, "gate"_a, "up"_a, "activations"_a)
         .def("sigmoid_mul", &D::sigmoid_mul, "x"_a, "gate"_a)

@@ -300,6 +300,16 @@ NB_MODULE(_native, m) {
              nb::arg("group_heads"), nb::arg("first_head"), nb::arg("sinks").none(), nb::arg("cap"))
         .def("split", &record::split, nb::arg("x"), nb::arg("widths"), nb::arg("groups"))
         .def("l2_norm", &record::l2_norm, nb::arg("x"), nb::arg("size"), nb::arg("eps"), nb::arg("factor"))
+        .def(
+            "square_sums",
+            [](Plan& self, Register q, Register k, std::vector<std::uint32_t> q_leaves,
+               std::vector<std::uint32_t> k_leaves, std::size_t k_first,
+               const std::optional<std::shared_ptr<SharedMemory>>& group) {
+                return record::square_sums(self, q, k, std::move(q_leaves), std::move(k_leaves), k_first,
+                                           group ? transport(*group) : nullptr);
+            },
+            nb::arg("q"), nb::arg("k"), nb::arg("q_leaves"), nb::arg("k_leaves"), nb::arg("k_first"),
+            nb::arg("group").none() = nb::none())
         .def("causal_conv", &record::causal_conv, nb::arg("x"), nb::arg("weight"), nb::arg("state"),
              nb::arg("bias").none(), nb::arg("silu"))
         .def("delta_rule", &record::delta_rule, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("decay"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 from karat.errors import ConfigError
 
@@ -19,7 +19,7 @@ Activations = Literal["float64", "float32", "int24", "int16", "int8"]
 VERSION = "0.1.0"  # of this package, karat.__version__
 # What the native executor reads where weights are in blocks, unless it is told (karat.ops.executor).
 DEFAULT_ACTIVATIONS: Activations = "int16"
-NUMERIC_CONTRACT = 5  # the version of docs/determinism.md that the native executor computes by
+NUMERIC_CONTRACT = 6  # the version of docs/determinism.md that the native executor computes by
 
 _PREFIXES = ("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")  # Karat's variables and huggingface_hub's
 
@@ -132,6 +132,8 @@ class ModelConfig:
     dtype: FloatName | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+
+    norms_all_heads: ClassVar[bool] = False  # of q and of k together (karat.layers.norm.AllHeadsNorm)
 
     def __post_init__(self) -> None:
         for name in (

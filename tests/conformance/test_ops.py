@@ -63,6 +63,28 @@ def test_rms_norm(ops: Executor, rows: int, n: int, scale: float, seed: int) -> 
 
 
 @every_executor
+@given(rows=sizes, heads=st.integers(1, 12), per_kv=st.integers(1, 4), dim=st.integers(1, 40), seed=seeds)
+@example(rows=2051, heads=3, per_kv=2, dim=7, seed=1)
+@example(rows=3, heads=12, per_kv=1, dim=130, seed=2)
+def test_norms_over_all_heads(ops: Executor, rows: int, heads: int, per_kv: int, dim: int, seed: int) -> None:
+    """Of q and of k. What is a part of a longer row has the sum of another rank's head taken off it."""
+    q, k = draw(seed, (rows, heads * per_kv, dim), (rows, heads, dim), dtype=ops.dtype)
+    weights_of = weights(seed + 1, (heads * per_kv * dim,), (heads * dim,))
+    leaves = {"q_leaves": leaf_ends(q[0].size, dim), "k_leaves": leaf_ends(k[0].size, dim)}
+    squares = ops.square_sums(q, k, **leaves, name="op")
+    for part, (x, w) in enumerate(zip((q, k), weights_of, strict=True)):
+        flat = exact(x).reshape(rows, -1)
+        want = F.rms_norm(flat, flat.shape[1:], exact(w), eps=1e-5).reshape(x.shape)
+        got = ops.part_norm(x, squares, load(ops, w), 1e-5, part=part, count=len(w), name="op")
+        check(ops, got, want, (len(w) + 8) * np.abs(want.numpy()))
+    first = int(leaves["k_leaves"][0])
+    own = ops.square_sums(q, k, **leaves, k_first=first, name="op")
+    want = (exact(k).reshape(rows, -1)[:, first:] ** 2).sum(1)
+    check(ops, ops.read(own)[:, 1], want, (k[0].size + 8) * want.numpy())
+    np.testing.assert_array_equal(ops.read(own)[:, 0], ops.read(squares)[:, 0])
+
+
+@every_executor
 @given(
     tokens=sizes,
     heads=st.integers(1, 4),
@@ -395,6 +417,15 @@ def test_shapes_outside_the_contract_are_refused(ops: Executor) -> None:
         ops.rms_norm(x, load(ops, np.ones(2, np.float32)), 1e-6, name="some.op")
     with pytest.raises(ExecutorError, match=r"some\.op"):
         ops.add(x, np.ones((2, 4), ops.dtype), name="some.op")
+    for ends, first in (((1, 2), 0), ((1, 3), 2)):
+        with pytest.raises(ExecutorError, match=r"some\.op: leaves that end at"):
+            ops.square_sums(x, x, q_leaves=(1, 3), k_leaves=ends, k_first=first, name="some.op")
+    squares = ops.square_sums(x, x, q_leaves=(3,), k_leaves=(3,), name="op")
+    for size, part, count in ((2, 0, 6), (3, 2, 6), (3, 1, 2)):
+        with pytest.raises(ExecutorError, match=r"some\.op: a weight of"):
+            ops.part_norm(
+                x, squares, load(ops, np.ones(size, np.float32)), 1e-6, part=part, count=count, name="some.op"
+            )
     for factor in (math.inf, math.nan):
         with pytest.raises(ExecutorError, match=r"some\.op: factor=(inf|nan)"):
             ops.scale(x, factor, name="some.op")

@@ -176,6 +176,17 @@ MISTAKES = {
         "out[i] = g / one_plus_exp_of_minus(g) *",
         "out[i] = (MISTAKE ? g * (1.0f / one_plus_exp_of_minus(g)) : g / one_plus_exp_of_minus(g)) *",
     ),
+    "squares of a head that another rank has": (
+        "elementwise.h",
+        "part.ends[leaf - 1] : part.first) +",
+        "part.ends[leaf - 1] : MISTAKE ? 0 : part.first) +",
+    ),
+    "leaves of squares along another tree": (
+        "elementwise.h",
+        "lanes.set(leaf, lanes.get(2 * leaf) + lanes.get(2 * leaf + 1));",
+        "lanes.set(leaf, MISTAKE ? lanes.get(leaf) + lanes.get(leaf + count / 2)\n"
+        "                            : lanes.get(2 * leaf) + lanes.get(2 * leaf + 1));",
+    ),
     "a product that is added to zero": (
         "elementwise.h",
         "out[i] = value_at<float>(x + i) * value_at<float>(y + i);",

@@ -1,7 +1,7 @@
 """Each parallel layer against its unsharded self, in float64; mistakes that only sharding can have are seen here.
 
-Covers: karat.layers.attention, karat.layers.linear, karat.layers.merged, karat.layers.mlp, karat.layers.place,
-karat.layers.shards, karat.layers.vocabulary, karat.layers.weights.
+Covers: karat.layers.attention, karat.layers.linear, karat.layers.merged, karat.layers.mlp, karat.layers.norm,
+karat.layers.place, karat.layers.shards, karat.layers.vocabulary, karat.layers.weights.
 """
 
 import math
@@ -32,7 +32,7 @@ from karat.layers.place import Place
 from karat.layers.shards import Cut, CutUnits, Wholes
 from karat.layers.vocabulary import ParallelLMHead, VocabParallelEmbedding
 from karat.layers.weights import AS_STORED, WeightLoader
-from karat.ops.api import Linear, Op, Ops, Tensor
+from karat.ops.api import Linear, Op, Ops, SquareSums, Tensor
 from karat.ops.executor import Executor
 from karat.ops.leaves import leaf_ends
 from karat.ops.reference import ReferenceOps
@@ -145,7 +145,9 @@ def qkv(size: int, heads: int = 14, kv_heads: int = 2, head_dim: int = 10, bias:
     return compare(size, make, call, side_by_side)
 
 
-def attention(size: int, heads: int = 14, kv_heads: int = 2, rope: RopeConfig | None = ROPE) -> float:
+def attention(
+    size: int, heads: int = 14, kv_heads: int = 2, rope: RopeConfig | None = ROPE, all_heads: bool = False
+) -> float:
     """All of it, over a cache for a rank's own KV heads."""
     shape = LayerShape(num_heads=heads, num_kv_heads=kv_heads, head_dim=10, inner_size=0, window=None, rope=rope)
     batch = plain_batch(range(ROWS))
@@ -161,7 +163,10 @@ def attention(size: int, heads: int = 14, kv_heads: int = 2, rope: RopeConfig | 
         return (out,)
 
     def make(take: Any, group: Group) -> Attention:
-        return Attention(at(take, group), HIDDEN, shape, qkv_bias=True, o_bias=True)
+        eps = 1e-2 if all_heads else None
+        return Attention(
+            at(take, group), HIDDEN, shape, qkv_bias=True, o_bias=True, qk_norm_eps=eps, norms_all_heads=all_heads
+        )
 
     return compare(size, make, call, the_same)
 
@@ -194,7 +199,8 @@ def test_layers_over_random_shapes(size: int, data: st.DataObject, bias: bool) -
     assume(heads >= size)
     assert qkv(size, heads, kv_heads, head_dim, bias) < 1e-13
     if head_dim == 10:
-        assert attention(size, heads, kv_heads, data.draw(st.sampled_from([None, ROPE]))) < 1e-13
+        rope, all_heads = data.draw(st.sampled_from([None, ROPE])), data.draw(st.booleans())
+        assert attention(size, heads, kv_heads, rope, all_heads) < 1e-13
     assert row(size, heads * head_dim, unit=head_dim, bias=bias) < 1e-13
     assert ends_of_vocabulary(size, data.draw(st.sampled_from([8, 61, 127, 700])), bias) < 1e-13
 
@@ -235,6 +241,25 @@ def test_every_query_head_reads_its_own_kv_head(kv_heads: int, per_kv: int, unit
         assert [held[(groups.first + head) // groups.size] for head in range(stop - start)] == read
 
 
+@given(kv_heads=st.integers(1, 8), per_kv=st.integers(1, 8), unit=st.integers(1, 4))
+def test_each_kv_head_is_in_the_leaf_of_its_first_query_head(kv_heads: int, per_kv: int, unit: int) -> None:
+    heads = kv_heads * per_kv
+    unit = math.gcd(heads, unit)
+    found: dict[int, list[list[int]]] = {}
+    for size in (1, *SIZES):
+        found[size] = []
+        for group in (PlannedRank(rank, size) for rank in range(size)):
+            held = list(range(*shards.own_kv_heads(heads, kv_heads, unit, group)))
+            start, *ends = shards.own_kv_leaves(heads, kv_heads, unit, group)
+            assert ends[-1] == len(held), "each head that is held and no other rank's is counted"
+            found[size] += [held[start:end] for start, end in zip((start, *ends[:-1]), ends, strict=True)]
+    want = [
+        [head // per_kv for head in range(start, end) if head % per_kv == 0]
+        for start, end in zip((0, *leaf_ends(heads, unit)[:-1]), leaf_ends(heads, unit), strict=True)
+    ]
+    assert all(leaves == want for leaves in found.values())
+
+
 # ---- what must be seen
 
 
@@ -257,6 +282,25 @@ def not_reduced(patch: pytest.MonkeyPatch) -> None:
 
 def reduced_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("karat.ops.reference.tree_sum", lambda parts: 2 * tree_sum(parts))
+
+
+def squares_of_the_ranks_own_heads(patch: pytest.MonkeyPatch) -> None:
+    right = ReferenceOps.apply
+
+    def apply(self: ReferenceOps, op: Op[Any]) -> Any:
+        return right(self, replace(op, group=None) if isinstance(op, SquareSums) else op)
+
+    patch.setattr(ReferenceOps, "apply", apply)
+
+
+def a_kv_head_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    right = shards.own_kv_leaves
+    patch.setattr("karat.layers.norm.own_kv_leaves", lambda *args: (0, *right(*args)[1:]))
+
+
+def norm_weights_of_the_first_heads(patch: pytest.MonkeyPatch) -> None:
+    right = shards.own_heads
+    patch.setattr("karat.layers.norm.own_heads", lambda *args: (0, right(*args)[1] - right(*args)[0]))
 
 
 def bias_on_every_rank(patch: pytest.MonkeyPatch) -> None:
@@ -321,6 +365,9 @@ def vocabulary_cut_elsewhere(patch: pytest.MonkeyPatch) -> None:
         (qkv_heads_dealt_in_turn, partial(qkv, kv_heads=14)),
         (groups_counted_from_a_ranks_first_head, partial(attention, heads=15, kv_heads=3)),
         (groups_of_the_ranks_own_heads, partial(attention, heads=15, kv_heads=3)),
+        (squares_of_the_ranks_own_heads, partial(attention, all_heads=True)),
+        (a_kv_head_counted_twice, partial(attention, heads=15, kv_heads=3, all_heads=True)),
+        (norm_weights_of_the_first_heads, partial(attention, all_heads=True)),
         (gate_and_up_cut_elsewhere, mlp),
         (vocabulary_cut_elsewhere, ends_of_vocabulary),
     ],

@@ -162,6 +162,9 @@ void elementwise(const Kernels& kernels) {
     for (float& value : x) value = std::fabs(value) < 1e15f ? value : 1.5f;
     kernels.rms_norm(x.data(), numbers(x.size(), 3).data(), 1e-6, out.data(), 1, x.size());
     print("norm", out.data(), out.size());
+    const float total = kernels.square_sum(x.data(), 1003) + kernels.square_sum(x.data() + 1003, 5);
+    kernels.part_norm(x.data(), numbers(1008, 4).data(), total, 3000, 1e-6, out.data(), 1008);
+    print("norm of a part", out.data(), 1008);
 }
 
 // A convolution, decays of every kind of number, and a state over 40 tokens; of a head of 200 columns, which end in the

@@ -177,12 +177,20 @@ def test_ops_on_elements_and_rows() -> None:
         rope, turned, part = RopeConfig(theta=10000.0), 2 * int(rng.integers(1, n // 2 + 1)), int(rng.integers(1, n))
         factor, cap, of_log = float(rng.standard_normal()), float(rng.choice([0.5, 30.0])), bool(rng.integers(2))
         rate = vector(rng.standard_normal(n).astype(np.float32))
+        count = 2 ** int(rng.integers(4))
+        q_leaves, k_leaves = (leaf_ends(size, 1)[8 // count - 1 :: 8 // count] for size in (3 * n, n))
+        first = int(rng.integers(k_leaves[0] + 1))
         with np.errstate(all="ignore"):
             results = [
                 (
                     ops.rms_norm(x, ops.load(weight), eps, name="op"),
                     ops.rms_norm(heads, ops.load(whole), eps, name="op"),
                     ops.rms_norm(x, ops.load(weight), eps, plus_one=True, name="op"),
+                    squares := ops.square_sums(
+                        heads, x, q_leaves=q_leaves, k_leaves=k_leaves, k_first=first, name="op"
+                    ),
+                    ops.part_norm(heads, squares, ops.load(whole), eps, part=0, count=3 * n + 5, name="op"),
+                    ops.part_norm(x, squares, ops.load(weight), eps, part=1, count=n, name="op"),
                     ops.l2_norm(heads, eps, factor, name="op"),
                     ops.silu_mul(x, y, name="op"),
                     ops.gelu_mul(x, y, name="op"),

@@ -65,8 +65,8 @@ _OWN: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "muse_glimmer_text": {"sliding_window": 512, "post_norm_eps": 1e-8, "output_multiplier": 1.5},
-    "olmo2": {"head_dim": 16, "pad_token_id": 0},
-    "olmo3": {"head_dim": 16, "pad_token_id": 0, "sliding_window": 512, "rope_theta": 500000.0},
+    "olmo2": {"pad_token_id": 0},
+    "olmo3": {"pad_token_id": 0, "sliding_window": 512, "rope_theta": 500000.0},
     "olmoe": {"num_experts": 16, "num_experts_per_tok": 3, "head_dim": 16},
     "qwen2_moe": {
         "num_experts": 16,

@@ -23,6 +23,13 @@ Register embedding_over(Plan& plan, TransportRef group, TableRef table, std::vec
 Register rms_norm(Plan& plan, Register x, VectorRef weight, double eps, bool plus_one);
 // One norm for each `size` columns of a row.
 Register l2_norm(Plan& plan, Register x, std::size_t size, double eps, double factor);
+// The sum of squares of each row of q, and of k: two columns. Leaf l of the tree has the columns before leaves[l]; k's
+// first k_first are another rank's. With `group` (which may be null) the ranks' sums are added along the fixed tree.
+Register square_sums(Plan& plan, Register q, Register k, std::vector<std::uint32_t> q_leaves,
+                     std::vector<std::uint32_t> k_leaves, std::size_t k_first, TransportRef group);
+// The norm of a part of rows of `count` numbers, of which column `part` of square_sums is the sum.
+Register part_norm(Plan& plan, Register x, Register squares, VectorRef weight, double eps, std::size_t part,
+                   std::size_t count);
 // One register for each matrix. leaf_ends: see LinearArgs.
 Registers linear(Plan& plan, Register x, std::vector<MatrixRef> weights, std::vector<VectorRef> biases,
                  std::vector<std::uint32_t> leaf_ends);
@@ -86,6 +93,7 @@ template <class Bind>
 void each_named(Bind bind) {
     bind("embedding", embedding, "table");
     bind("rms_norm", rms_norm, "x", "weight", "eps", "plus_one");
+    bind("part_norm", part_norm, "x", "squares", "weight", "eps", "part", "count");
     bind("silu_mul", silu_mul, "gate", "up");
     bind("gelu_mul", gelu_mul, "gate", "up");
     bind("sigmoid_mul", sigmoid_mul, "x", "gate");

@@ -119,11 +119,12 @@ def _arithmetic(path: Path | None, targets: TargetOptions, overrides: Overrides)
     if path is None:
         return {"activations": None, "numeric_contract": None}
     checkpoint = open_model(path, overrides)
-    weights = find_weights(read_config(checkpoint.config), checkpoint).values()
+    config = read_config(checkpoint.config)
+    weights = find_weights(config, checkpoint).values()
     types = {weight.dtype for weight in weights if len(weight.shape) > 1}
     asked = cast(Activations, targets.activations or DEFAULT_ACTIVATIONS)  # the server has checked it
     activations = activations_read(types, asked)
-    return {"activations": activations, "numeric_contract": contract_of(types, activations)}
+    return {"activations": activations, "numeric_contract": contract_of(config, types, activations)}
 
 
 def _shown(command: Sequence[str] | None) -> str | None:

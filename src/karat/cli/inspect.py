@@ -114,7 +114,7 @@ def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -
             for w in weights
         ],
         "tokenizer": _tokenizer(checkpoint, config, source),
-        **_numbers({weight.dtype for weight in needed.values() if len(weight.shape) > 1}),
+        **_numbers(config, {weight.dtype for weight in needed.values() if len(weight.shape) > 1}),
         "memory": memory_of(config, num_parameters, sum(map(_held_bytes, needed.values()))),
         **_gguf_facts(checkpoint),
         "overrides": checkpoint.overrides.described(),
@@ -123,12 +123,12 @@ def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -
     }
 
 
-def _numbers(types: set[str]) -> dict[str, Any]:
+def _numbers(config: ModelConfig, types: set[str]) -> dict[str, Any]:
     """What the native executor's linear layers read, and the last numeric contract that changed the model's bits."""
     from karat.ops.contract import activations_read, contract_of
 
     activations = activations_read(types, DEFAULT_ACTIVATIONS)
-    return {"activations": activations, "numeric_contract": contract_of(types, activations)}
+    return {"activations": activations, "numeric_contract": contract_of(config, types, activations)}
 
 
 def _others(checkpoint: "ModelCheckpoint") -> list["Weight"]:

@@ -1,25 +1,22 @@
 """Self-attention with grouped KV heads, rotary positions and a paged cache."""
 
-from dataclasses import replace
-
 from karat.config import LayerShape
 from karat.kv.groups import Keep, Keys, SharedKeys
 from karat.layers.linear import ColumnParallelLinear, RowParallelLinear
 from karat.layers.merged import QKVParallelLinear
 from karat.layers.mixer import Mixer, RopeTables, Rotation
-from karat.layers.norm import RMSNorm, RowLayer, UnitNorm
+from karat.layers.norm import AllHeadsNorm, RMSNorm, RowLayer, UnitNorm
 from karat.layers.place import Place
 from karat.layers.shards import Cut, own_groups, own_heads, own_kv_heads, rows_of
 from karat.ops.api import Cache, Ops, Step, Tensor
-from karat.ranks.group import SINGLE
 
 
 class Attention(Mixer):
     """Attention over x [tokens, hidden], with the heads, the window and the RoPE of `shape`.
 
     With `qk_norm_eps` each head of q and k is normalised (RMSNorm) before the rotation, or all of them together
-    (`norms_all_heads`; every rank then computes the whole attention). Scores are multiplied by `scale`, or else by
-    head_dim^-½, and bounded by a `cap`. With `has_sinks` each head has a sink (both: `PagedAttention`). With `gated`
+    (`norms_all_heads`: `AllHeadsNorm`). Scores are multiplied by `scale`, or else by head_dim^-½, and bounded by a
+    `cap`. With `has_sinks` each head has a sink (both: `PagedAttention`). With `gated`
     q_proj has for each head rows of q and then those of a gate, whose sigmoid multiplies what o_proj reads; with
     `gate_proj` the gate has a matrix of its own. `plus_one` is of the norms of q and k; with `q_factor` they have no
     weights, and q is multiplied by that. With `v_norm_eps` each head of v is normalised, without a weight. With
@@ -50,8 +47,6 @@ class Attention(Mixer):
         kv_layer: int | None = None,
     ) -> None:
         self.name = place.name
-        if norms_all_heads:
-            place = replace(place, group=SINGLE)
         num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self._scale, self._cap = head_dim**-0.5 if scale is None else scale, cap
         self.qkv = QKVParallelLinear(
@@ -83,10 +78,12 @@ class Attention(Mixer):
             pieces = (rows_of(self.heads, head_dim),) if group.size > 1 else None
             at = place / "gate_proj"
             self.gate_proj = ColumnParallelLinear(at, num_heads * head_dim, hidden_size, bias=False, pieces=pieces)
-        normed = (num_heads * head_dim, num_kv_heads * head_dim) if norms_all_heads else (head_dim, head_dim)
+        self.qk_norm: AllHeadsNorm | None = None
         self.q_norm: RowLayer | None = None
         self.k_norm: RowLayer | None = None
-        if qk_norm_eps is not None and q_factor is not None:
+        if qk_norm_eps is not None and norms_all_heads:
+            self.qk_norm = AllHeadsNorm(place, shape, qk_norm_eps)
+        elif qk_norm_eps is not None and q_factor is not None:
             self.q_norm, self.k_norm = (
                 UnitNorm(f"{self.name}.{part}_normed", head_dim, qk_norm_eps, factor)
                 for part, factor in (("q", q_factor), ("k", 1.0))
@@ -95,8 +92,8 @@ class Attention(Mixer):
             self.q_norm, self.k_norm = (
                 None
                 if part == "k" and kv_layer is not None
-                else RMSNorm(place / f"{part}_norm", size, qk_norm_eps, plus_one=plus_one)
-                for part, size in zip(("q", "k"), normed, strict=True)
+                else RMSNorm(place / f"{part}_norm", head_dim, qk_norm_eps, plus_one=plus_one)
+                for part in ("q", "k")
             )
         self.v_norm = None if v_norm_eps is None else UnitNorm(f"{place.name}.v_norm", head_dim, v_norm_eps)
         self.o_proj = RowParallelLinear(
@@ -114,6 +111,8 @@ class Attention(Mixer):
         q = q if self.q_norm is None else self.q_norm(ops, q)
         if kept:
             k, v = kept[0], kept[-1]
+            if self.qk_norm is not None:
+                q, k = self.qk_norm(ops, q, k)
             k = k if self.k_norm is None else self.k_norm(ops, k)
             v = v if self.v_norm is None else self.v_norm(ops, v)
         if self.rotations:

@@ -72,6 +72,16 @@ def own_kv_heads(num_heads: int, num_kv_heads: int, unit: int, group: Group) -> 
     return start // per_kv, -(-stop // per_kv)
 
 
+def own_kv_leaves(num_heads: int, num_kv_heads: int, unit: int, group: Group) -> tuple[int, ...]:
+    """Where this rank's leaves of KV heads begin, and the end of each, counted from its first KV head.
+
+    A KV head is in the leaf of its first query head: another rank's, if that has the beginning of its group.
+    """
+    per_kv, (start, _) = num_heads // num_kv_heads, own_heads(num_heads, unit, group)
+    ends = (start, *(start + end for end in own_leaves(num_heads, unit, group)))
+    return tuple(-(-end // per_kv) - start // per_kv for end in ends)
+
+
 def own_groups(num_heads: int, num_kv_heads: int, unit: int, group: Group) -> HeadGroups:
     """The map from this rank's query heads to its KV heads. The first and the last group may be cut."""
     per_kv = num_heads // num_kv_heads

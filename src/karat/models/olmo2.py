@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.gguf.form import IN_LAYER, GgufForm, has_bias
@@ -20,6 +20,7 @@ from karat.models.reader import ConfigReader, read_layer_windows
 class Olmo2Config(ModelConfig):
     """Adds whether q, k, v and o have biases."""
 
+    norms_all_heads: ClassVar[bool] = True
     attention_bias: bool
 
 
@@ -27,7 +28,13 @@ def layer(place: Place, config: Olmo2Config, index: int) -> Block:
     """Layer `index` of a model."""
     size, eps, bias, shape = config.hidden_size, config.rms_norm_eps, config.attention_bias, config.shape(index)
     attention = Attention(
-        place / "self_attn", size, shape, qkv_bias=bias, o_bias=bias, qk_norm_eps=eps, norms_all_heads=True
+        place / "self_attn",
+        size,
+        shape,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm_eps=eps,
+        norms_all_heads=config.norms_all_heads,
     )
     attention_norm = RMSNorm(place / "post_attention_layernorm", size, eps)
     mlp = GatedMLP(place / "mlp", size, shape.inner_size)

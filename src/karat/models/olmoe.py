@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from karat.checkpoint.gguf import Metadata
 from karat.checkpoint.gguf.form import IN_LAYER, STACKED_EXPERTS, GgufForm, has_bias
@@ -20,6 +20,7 @@ from karat.models.reader import ConfigReader, read_layer_windows
 class OlmoeConfig(MixtureConfig):
     """Adds whether q, k, v and o have biases."""
 
+    norms_all_heads: ClassVar[bool] = True
     attention_bias: bool
 
 
@@ -28,7 +29,13 @@ def layer(place: Place, config: OlmoeConfig, index: int) -> Block:
     size, eps, bias, shape = config.hidden_size, config.rms_norm_eps, config.attention_bias, config.shape(index)
     attention_norm = RMSNorm(place / "input_layernorm", size, eps)
     attention = Attention(
-        place / "self_attn", size, shape, qkv_bias=bias, o_bias=bias, qk_norm_eps=eps, norms_all_heads=True
+        place / "self_attn",
+        size,
+        shape,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm_eps=eps,
+        norms_all_heads=config.norms_all_heads,
     )
     mlp_norm = RMSNorm(place / "post_attention_layernorm", size, eps)
     mlp = mixtures.mixture(place / "mlp", config)

@@ -161,6 +161,54 @@ class RmsNorm(Single):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SquareSums(Single):
+    """The sum of x² over each row of q, and over each row of k: [rows, 2].
+
+    `q_leaves` and `k_leaves` are the numbers of a row at which each leaf of its sum ends; their count is a power of
+    two. A leaf is a sum, and the result is the sum of a binary tree over the leaves. With `group` q and k are this
+    rank's heads, the tree continues over ranks, and every rank gets the whole sums. The first `k_first` numbers of a
+    row of k are those of a head that another rank has too, which counts them.
+    """
+
+    q: Tensor
+    k: Tensor
+    _: KW_ONLY
+    q_leaves: tuple[int, ...]
+    k_leaves: tuple[int, ...]
+    k_first: int = 0
+    group: Group | None = None
+
+    def of_this_rank(self) -> "SquareSums | None":
+        return None if self.group is None else replace(self, group=None)
+
+    def fault(self, row: Row) -> str | None:
+        sizes, ends = (prod(row(self.q)), prod(row(self.k))), (self.q_leaves[-1], self.k_leaves[-1])
+        fits = sizes == ends and 0 <= self.k_first <= self.k_leaves[0]
+        return None if fits else f"leaves that end at {ends}, from 0 and {self.k_first}, for rows of {sizes}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartNorm(Single):
+    """x * (1 / sqrt(sum / count + eps)) * weight, where a row of x is a part of `count` numbers; shape of x.
+
+    The sum of their squares is column `part` of `squares`, which is what SquareSums gives: 0 for q, 1 for k.
+    """
+
+    x: Tensor
+    squares: Tensor
+    weight: Loaded
+    eps: float
+    part: int
+    count: int
+
+    def fault(self, row: Row) -> str | None:
+        size = prod(row(self.x))
+        if len(self.weight) != size or size > self.count or row(self.squares) != (2,) or self.part not in (0, 1):
+            return f"a weight of {len(self.weight)}, part {self.part} of {self.count}, for rows of {size}"
+        return None if 0 <= self.eps < inf else f"eps={self.eps}; expected a finite number of at least 0"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class L2Norm(Single):
     """x * (1 / sqrt(sum(x²) + eps)) * factor, the sum over the last axis; shape of x."""
 
@@ -633,6 +681,8 @@ class Ops(ABC):
 
     embedding = Method(Embedding)
     rms_norm = Method(RmsNorm)
+    square_sums = Method(SquareSums)
+    part_norm = Method(PartNorm)
     l2_norm = Method(L2Norm)
     linear = Method(Linear)
     linears = Method(Linears)

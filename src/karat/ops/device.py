@@ -240,9 +240,10 @@ class DeviceOps(NativeOps):
 
     def apply(self, op: Op[Any]) -> Any:
         if (part := op.of_this_rank()) is not None:
-            assert isinstance(op, api.Linear | api.Experts) and op.group is not None, "a sum over ranks"
+            sums = api.Linear | api.Experts | api.SquareSums
+            assert isinstance(op, sums) and op.group is not None, "a sum over ranks"
             has_none = isinstance(op, api.Experts) and not op.gates
-            own = np.zeros_like(self.read(op.x)) if has_none else self.read(self.apply(part))
+            own = np.zeros_like(self.read(op.given(Tensor)["x"])) if has_none else self.read(self.apply(part))
             whole = tree_sum(op.group.all_gather(own))
             return whole if (bias := getattr(op, "bias", None)) is None else whole + self._values(bias)
         match op:

@@ -205,6 +205,14 @@ def _rms_norm(on: DeviceKernels, op: api.RmsNorm, width: int) -> Any:
     return on.keep_digits(*on.device.rms_norm(on.floats(op.x), weight, op.eps, width))
 
 
+def _square_sums(on: DeviceKernels, op: api.SquareSums) -> Any:
+    return on.device.square_sums(on.floats(op.q), on.floats(op.k), op.q_leaves, op.k_leaves, op.k_first)
+
+
+def _part_norm(on: DeviceKernels, op: api.PartNorm) -> Any:
+    return on.device.part_norm(on.floats(op.x), on.floats(op.squares), op.weight, op.eps, op.part, op.count)
+
+
 def _l2_norm(on: DeviceKernels, op: api.L2Norm) -> Any:
     return on.device.l2_norm(on.floats(op.x), op.eps, op.factor)
 
@@ -424,6 +432,8 @@ _FUNCTIONS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any], Any]] = {
     api.Qkv: _qkv,
     api.GateUp: _linears,
     api.Linears: _linears,
+    api.SquareSums: _square_sums,
+    api.PartNorm: _part_norm,
     api.L2Norm: _l2_norm,
     api.SigmoidMul: _sigmoid_mul,
     api.Add: _add,

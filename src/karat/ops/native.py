@@ -33,6 +33,7 @@ from karat.ops.api import (
     Op,
     Ops,
     PagedAttention,
+    SquareSums,
     State,
     Step,
     Tensor,
@@ -282,7 +283,7 @@ class NativeOps(Executor):
             case Linear(group=group) if group is not None and group.channel is None:
                 whole = tree_sum(group.all_gather(self.apply(replace(op, bias=None, group=None))))
                 return whole if op.bias is None else whole + op.bias.values()
-            case Experts(group=group) if group is not None and group.channel is None:
+            case Experts(group=group) | SquareSums(group=group) if group is not None and group.channel is None:
                 return tree_sum(group.all_gather(self.apply(replace(op, group=None))))
             case GatherColumns(share=share) if share.group.channel is None:
                 return share.group.gather_columns(op.x, share)

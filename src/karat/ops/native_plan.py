@@ -185,6 +185,12 @@ def _split(recorder: PlanRecorder, op: api.Split) -> tuple[Handle, ...]:
     return tuple(Handle(register, shape) for register, shape in zip(registers, op.shapes, strict=True))
 
 
+def _square_sums(recorder: PlanRecorder, op: api.SquareSums) -> Handle:
+    channel = None if op.group is None else _channel(op.group, op.name)
+    leaves = (op.q_leaves, op.k_leaves, op.k_first)
+    return Handle(recorder.plan.square_sums(op.q.register, op.k.register, *leaves, channel), (2,))
+
+
 def _l2_norm(recorder: PlanRecorder, op: api.L2Norm) -> Handle:
     return Handle(recorder.plan.l2_norm(op.x.register, op.x.tail[-1], op.eps, op.factor), op.x.tail)
 
@@ -260,6 +266,7 @@ _RECORDED: Table[PlanRecorder] = {
     api.GateUp: _several,
     api.Linears: _several,
     api.Split: _split,
+    api.SquareSums: _square_sums,
     api.L2Norm: _l2_norm,
     api.Rope: _rope,
     api.KvWrite: _kv_write,

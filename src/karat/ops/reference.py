@@ -141,6 +141,22 @@ def _rms_norm(ops: ReferenceOps, op: api.RmsNorm) -> Array:
     return result.reshape(op.x.shape)
 
 
+def _square_sums(ops: ReferenceOps, op: api.SquareSums) -> Array:
+    def whole(x: Array, first: int, ends: tuple[int, ...]) -> Array:
+        flat, starts = x.reshape(len(x), -1), (first, *ends[:-1])
+        return tree_sum([np.sum(flat[:, start:end] ** 2, axis=1) for start, end in zip(starts, ends, strict=True)])
+
+    sums: Array = np.stack((whole(op.q, 0, op.q_leaves), whole(op.k, op.k_first, op.k_leaves)), axis=1)
+    return sums if op.group is None else tree_sum(op.group.all_gather(sums))
+
+
+def _part_norm(ops: ReferenceOps, op: api.PartNorm) -> Array:
+    mean_square = op.squares[:, op.part, None] / op.count
+    scaled = op.x.reshape(len(op.x), -1) * (1 / np.sqrt(mean_square + ops.numbers.type(op.eps)))
+    result: Array = scaled * op.weight
+    return result.reshape(op.x.shape)
+
+
 def _l2_norm(ops: ReferenceOps, op: api.L2Norm) -> Array:
     squares = np.sum(op.x * op.x, axis=-1, keepdims=True)
     result: Array = op.x * (1 / np.sqrt(squares + ops.numbers.type(op.eps))) * ops.numbers.type(op.factor)
@@ -468,6 +484,8 @@ _FUNCTIONS: Table[ReferenceOps] = table_of(
     {
         api.Embedding: _embedding,
         api.RmsNorm: _rms_norm,
+        api.SquareSums: _square_sums,
+        api.PartNorm: _part_norm,
         api.L2Norm: _l2_norm,
         api.Linear: _linear,
         api.GatherColumns: _gather_columns,

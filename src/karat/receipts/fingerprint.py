@@ -35,7 +35,7 @@ class Fingerprint:
     - configuration: of the model's configuration as it was read (RoPE, eps, windows …). The stated dtype is left out.
     - weights: the Merkle root over the tensors as they are computed with, after `quantize`.
     - tokenizer, chat_template: of their definitions.
-    - numeric_contract: the last version of docs/determinism.md that changed the model's types.
+    - numeric_contract: the last version of docs/determinism.md that changed such a model.
     - sampler: the version of the rules that make a token of logits.
     - executor: its name. dtype and kv_dtype: the types it computes in, and keeps keys and values in.
     - activations: what weights in blocks read; dtype in a model without blocks.
@@ -196,7 +196,7 @@ def _find(
         pace.begin()
         root = merkle_root(weights, stored.prepare, ended, pace.pause)
         _require_packed(stored, computing, ended, pace)
-        found.set_result(_fingerprint(texts, root, weights, stored.prepare, computing.result()))
+        found.set_result(_fingerprint(texts, root, stored, weights, computing.result()))
     except CancelledError:
         found.set_exception(UsageError(_CLOSED))
     except BaseException as fault:  # noqa: BLE001 - raised by whoever asks
@@ -219,7 +219,7 @@ def _require_packed(stored: StoredModel, computing: "Future[Computing]", ended: 
 def fingerprint(stored: StoredModel, computing: Computing) -> Fingerprint:
     """Reads all weights once."""
     weights = find_weights(stored.config, stored.checkpoint)
-    return _fingerprint(_texts(stored), merkle_root(weights, stored.prepare), weights, stored.prepare, computing)
+    return _fingerprint(_texts(stored), merkle_root(weights, stored.prepare), stored, weights, computing)
 
 
 class _Texts(TypedDict):
@@ -238,13 +238,13 @@ def _texts(stored: StoredModel) -> _Texts:
 
 
 def _fingerprint(
-    texts: _Texts, root: str, weights: Mapping[str, Weight], prepare: Prepare, computing: Computing
+    texts: _Texts, root: str, stored: StoredModel, weights: Mapping[str, Weight], computing: Computing
 ) -> Fingerprint:
-    types = {prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1}
+    types = {stored.prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1}
     return Fingerprint(
         **texts,
         weights=root,
-        numeric_contract=contract_of(types, computing.activations),
+        numeric_contract=contract_of(stored.config, types, computing.activations),
         sampler=computing.sampler,
         executor=computing.executor,
         dtype=computing.dtype,

@@ -18,7 +18,7 @@ from karat.check.record.executors import Steps, record_model
 from karat.check.trace.format import Trace
 from karat.config import RopeConfig
 from karat.models.registry import build, read_config
-from karat.ops.api import KvWrite, Op, PagedAttention, RmsNorm
+from karat.ops.api import KvWrite, Op, PagedAttention, PartNorm, RmsNorm
 from karat.ops.reference import ReferenceOps
 from tests.support import mistakes
 from tests.support.parallel import config_of
@@ -92,7 +92,7 @@ def test_norms_of_q_and_k_over_other_numbers(family: str) -> None:
 
     class Heads(ReferenceOps):
         def apply(self, op: Op[Any]) -> Any:
-            if not isinstance(op, RmsNorm) or not op.label.endswith(("q_norm", "k_norm")):
+            if not isinstance(op, RmsNorm | PartNorm) or not op.label.endswith(("q_norm", "k_norm")):
                 return super().apply(op)
             size = head_dim if op.weight.size != head_dim else op.x.size // len(op.x)
             x = op.x.reshape(len(op.x), -1, size)

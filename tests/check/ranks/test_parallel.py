@@ -259,6 +259,21 @@ def test_a_part_that_is_wrong_is_no_fault_of_the_sum(model: CheckedModel, right:
     assert blame is not None and (blame.kind, blame.name) == ("layer", name)
 
 
+def test_a_sum_that_is_no_result_of_the_graph_is_blamed(model: CheckedModel, right: Right) -> None:
+    """As the squares of all heads of q and k are (OLMo)."""
+    alone, ranks, _ = right
+    name, parts = "model.layers.0.self_attn.qk_squares", np.random.default_rng(1).random((2, 12, 2), np.float32)
+    of_ranks = {f"{name}.partial@{rank}": part for rank, part in enumerate(parts)}
+    of_ranks |= {f"{name}@{rank}": parts[0] + parts[1] for rank in range(2)}
+    alone = Trace(alone.info, {**alone.arrays, name: parts[0] + parts[1]})
+    ranks = Trace(ranks.info, {**ranks.arrays, **of_ranks})
+    graph = build_graph(model.config)
+    assert first_difference(graph, alone, ranks, {}) is None
+    for wrong, kind in ((name, "exchange"), (f"{name}.partial", None)):
+        blame = first_difference(graph, alone, changed(ranks, wrong), {})
+        assert (blame and (blame.kind, blame.name)) == (kind and (kind, name))
+
+
 def test_a_single_byte_of_a_shard_is_seen(model: CheckedModel, right: Right) -> None:
     held = right[2]
     assert shard_faults(held, model.stored) == []

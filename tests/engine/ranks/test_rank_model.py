@@ -29,14 +29,12 @@ from tests.support.seed import SEED
 from tests.support.thread_group import ThreadGroup, on_all_ranks
 
 STORED = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4")
-# Their experts and delta nets are cut by other rules, or their attention is not cut.
+# Their experts and delta nets are cut by other rules.
 OTHER_RULES = (
     "gpt_oss",
     "lfm2",
     "lfm2_moe",
     "mixtral",
-    "olmo2",
-    "olmo3",
     "olmoe",
     "qwen2_moe",
     "qwen3_5_moe_text",
@@ -88,8 +86,11 @@ def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_
     extra: dict[str, Any] = (
         {"attention_bias": True, "mlp_bias": True} if family == "llama" and stored in ("F32", "BF16") else {}
     )
-    if family.startswith("lfm2") and stored in FORMATS and FORMATS[stored].block_size == 256:
-        extra = {"hidden_size": 2048}  # eight blocks for eight ranks, which share the channels of convolutions
+    if stored in FORMATS and FORMATS[stored].block_size == 256:
+        if family.startswith("lfm2"):
+            extra = {"hidden_size": 2048}  # eight blocks for eight ranks, which share the channels of convolutions
+        elif family == "olmoe":  # whose heads share hidden_size
+            extra = {"hidden_size": 2048, "head_dim": 128, "intermediate_size": 256}
     config = parallel.config_of(family, tie_word_embeddings=stored != "F32", **extra)
     path = parallel.write(tmp_path, config, stored)
     texts = texts_for(config["vocab_size"], f"{family}-{stored}")
@@ -157,12 +158,16 @@ def test_panels_that_are_cut_by_tokens(stored: str, teams: Teams, tmp_path: Path
     ("heads", "kv_heads", "head_dim", "stored"),
     [(28, 4, 128, "Q6_K"), (28, 4, 64, "F32"), (14, 2, 64, "Q8_0"), (15, 3, 32, "BF16"), (9, 3, 16, "F32")],
 )
+@pytest.mark.parametrize("family", ["qwen3", "olmo2"])
 def test_groups_of_heads_that_are_cut_unevenly(
-    heads: int, kv_heads: int, head_dim: int, stored: str, teams: Teams, tmp_path: Path
+    family: str, heads: int, kv_heads: int, head_dim: int, stored: str, teams: Teams, tmp_path: Path
 ) -> None:
-    """Ranks whose heads are unequal parts of two groups, with prompts, single tokens and both in a step."""
+    """Ranks whose heads are unequal parts of two groups, with prompts, single tokens and both in a step.
+
+    In olmo2 ranks add the squares of all heads, a KV head that two of them have once.
+    """
     config = parallel.config_of(
-        "qwen3",
+        family,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
@@ -170,7 +175,7 @@ def test_groups_of_heads_that_are_cut_unevenly(
         vocab_size=300,
     )
     path = parallel.write(tmp_path, config, stored)
-    texts = texts_for(300, f"{heads}-{kv_heads}")
+    texts = texts_for(300, f"{family}-{heads}-{kv_heads}")
     want = parallel.single(path, texts, chunk=512)
     for size, chunk in ((2, 9), (4, 512), (8, 5)):
         assert_same(parallel.parallel(teams[size], path, texts, chunk=chunk), want, (size, chunk))

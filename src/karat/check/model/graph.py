@@ -146,6 +146,10 @@ class _GraphOps(Ops):
             for number, name in enumerate(op.names)
         )
 
+    def norm_of_part(self, op: api.PartNorm) -> str:
+        """A norm of the whole row: which rank adds which squares is no part of the graph."""
+        return self.node(op.name, "norm", op.x, weight=op.weight, eps=op.eps, plus_one=False)
+
     def gathered(self, op: api.GatherColumns) -> str:
         raise AssertionError("a graph is of the whole model")
 
@@ -167,5 +171,7 @@ _NODES: Table[_GraphOps] = table_of(
         api.PagedAttention: _GraphOps.attention,
         api.Route: _GraphOps.routed,
         api.Experts: _GraphOps.mixture,
+        api.SquareSums: lambda graph, op: op.name,
+        api.PartNorm: _GraphOps.norm_of_part,
     }
 )

@@ -146,11 +146,13 @@ def first_difference(graph: Graph, control: Trace, trace: Trace, biases: Mapping
     biases: the bias of each row-parallel layer that has one, by the layer's name, in the compute dtype.
     """
     whole, differing = gathered(graph, trace)
-    for name, node in graph.nodes.items():
-        want, got = control.arrays.get(name), whole.arrays.get(name)
-        if want is None or got is None:
+    for name, want in control.arrays.items():  # in the order in which they were computed
+        node, got = graph.nodes.get(name), whole.arrays.get(name)
+        parts = [trace.arrays.get(f"{name}.partial@{rank}") for rank in range(trace.info.ranks)]
+        known = [part for part in parts if part is not None]
+        if got is None or (node is None and not known):  # a sum may be no result of the graph
             continue
-        if name in differing:
+        if node is not None and name in differing:
             kind: Kind = (
                 "layer" if node.role.startswith("self_attn.") and node.role != "self_attn.o_proj" else "exchange"
             )
@@ -158,8 +160,6 @@ def first_difference(graph: Graph, control: Trace, trace: Trace, biases: Mapping
         if _same(want, got):
             continue
         where = _first_place(want, got)
-        parts = [trace.arrays.get(f"{name}.partial@{rank}") for rank in range(trace.info.ranks)]
-        known = [part for part in parts if part is not None]
         if len(known) == trace.info.ranks:
             total = tree_sum(known)
             if name in biases:
@@ -172,7 +172,7 @@ def first_difference(graph: Graph, control: Trace, trace: Trace, biases: Mapping
         if len(shown) == trace.info.ranks:
             right = _same(want, np.concatenate(shown, axis=1))
             return Blame("exchange" if right else "layer", name, f"{where}: the ranks' columns are {_word(right)}")
-        if node.kind == "embedding":
+        if node is not None and node.kind == "embedding":
             return Blame("exchange", name, f"{where}: a row is not its owner's")
         return Blame("layer", name, where)
     return None

@@ -100,7 +100,7 @@ class LayerwiseRun:
             kv_dtype=kv_dtype,
             executor=f"karat {ops.executor}",
             activations=integers_read(types, ops.activations),
-            numeric_contract=contract_of(types, ops.activations),
+            numeric_contract=contract_of(config, types, ops.activations),
             rows=dict.fromkeys(end_names(config), rows) if len(rows) < total else {},
         )
 

@@ -70,7 +70,7 @@ class LoadPlan:
         read = [name for name in get_args(Activations) if integers_read(self.types, name)]
         if not read or not self.ops.traits.chooses_activations or self.options.tensor_parallel_size > 1:
             return {}
-        return {name: contract_of(self.types, name) for name in read}
+        return {name: contract_of(self.config, self.types, name) for name in read}
 
     def model(self, progress: Progress, meanwhile: Callable[[], bool]) -> Model:
         """The model, loaded into this process. `meanwhile` is called while its weights are loading."""
