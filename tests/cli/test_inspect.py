@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from karat.cli.inspect_ranks import ranks_of, ranks_text
+from karat.models.opening import open_model
 from tests.cli import alphabet_model
 from tests.cli.alphabet_model import CONTEXT_LEN, HEAD_DIM, HEADS, KV_HEADS, LAYERS
 from tests.cli.conftest import Karat
+from tests.support import parallel
 from tests.support.composite import NUM_UNUSED, with_vision
 
 
@@ -203,3 +206,15 @@ def test_what_each_rank_would_hold(alphabet: Path, karat_here: Karat) -> None:
     assert "what each of 2 ranks would hold" in text and "model.layers.*.mlp.down_proj.weight" in text
     refused = karat_here("inspect", str(alphabet), "--tensor-parallel-size", "3")
     assert refused.returncode == 2 and "one of 1, 2, 4, 8; this model works with 1, 2" in refused.stderr
+
+
+def test_what_each_rank_would_hold_of_experts(tmp_path: Path) -> None:
+    """Of three experts the first rank has one, the second the other two."""
+    sizes = {"num_local_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 256}
+    path = parallel.write(tmp_path, parallel.config_of("mixtral", **sizes), "F32")
+    text = ranks_text(ranks_of(open_model(path), 2), all_tensors=False)
+    lines = re.findall(r"^model\.layers\.\*\.mlp\.experts\.\*\.up_proj\.weight +(.+?) *$", text, re.MULTILINE)
+    assert [re.split(r"  +", line) for line in lines] == [
+        ["whole", "all", "none", "262 kB"],
+        ["whole", "none", "all", "524 kB"],
+    ]

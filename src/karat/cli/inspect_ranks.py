@@ -66,10 +66,15 @@ def ranks_of(checkpoint: "ModelCheckpoint", size: int) -> list[dict[str, Any]]:
 def ranks_text(ranks: Sequence[dict[str, Any]], all_tensors: bool) -> str:
     """A line a tensor (or a line for all layers' tensors that are cut alike), a column a rank."""
     groups: dict[tuple[str, ...], int] = defaultdict(int)
-    for parts in zip(*(rank["tensors"] for rank in ranks), strict=True):
-        name = parts[0]["name"] if all_tensors else _LAYER.sub(".*.", parts[0]["name"])
-        what = {None: "whole", 0: "rows", 1: "columns"}[parts[0]["axis"]]
-        groups[name, what, *(_pieces(part) for part in parts)] += sum(part["bytes"] for part in parts)
+    by_name: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for rank in ranks:
+        for part in rank["tensors"]:
+            by_name[part["name"]][rank["rank"]] = part
+    for name, parts in by_name.items():  # of experts in ranges of ids not every rank has a part
+        what = {None: "whole", 0: "rows", 1: "columns"}[next(iter(parts.values()))["axis"]]
+        held = (_pieces(parts[rank["rank"]]) if rank["rank"] in parts else "none" for rank in ranks)
+        key = (name if all_tensors else _LAYER.sub(".*.", name), what, *held)
+        groups[key] += sum(part["bytes"] for part in parts.values())
     head = ("tensor", "cut", *(f"rank {rank['rank']}" for rank in ranks), "bytes in all")
     rows = [head, *((*key, bytes_text(total)) for key, total in groups.items())]
     if all(rank["heads"] for rank in ranks):
