@@ -31,10 +31,13 @@ def script(text: str) -> str:
     return f"script[{base64.b64encode(text.encode()).decode()}]"
 
 
-def write_scripted(folder: Path, template: str, *, special: Sequence[str] = (), added: Sequence[str] = ()) -> Path:
+def write_scripted(
+    folder: Path, template: str, *, special: Sequence[str] = (), added: Sequence[str] = (), eos_token: str | None = None
+) -> Path:
     """A small model with a chat template, and further tokens; `special` ones are left out of texts."""
     vocab_size = CONFIG["vocab_size"] + len(special) + len(added)
-    write_model(folder, chat_template=template, max_position_embeddings=16384, vocab_size=vocab_size)
+    sizes = {"max_position_embeddings": 16384, "vocab_size": vocab_size}
+    write_model(folder, chat_template=template, eos_token=eos_token, **sizes)
     file = folder / "tokenizer.json"
     backend = tokenizers.Tokenizer.from_file(str(file))
     backend.add_special_tokens(list(special))

@@ -146,3 +146,24 @@ EXAONE = """{%- if tools %}
 {%- if add_generation_prompt %}
 {{- '[|assistant|]\\n' + ('<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n') }}
 {%- endif %}"""
+# SmolLM3's with a place for tools, which the template at hand has not.
+SMOLLM3 = """{%- set thinks = enable_thinking is not defined or enable_thinking %}
+{{- '<|im_start|>system\\nReasoning Mode: ' + ('/think' if thinks else '/no_think') + '\\n' }}
+{%- if tools %}
+{{- '### Tools\\n<tools>\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}
+{{- '</tools>\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>\\n' }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'assistant' and not thinks %}{{ '<think>\\n\\n</think>\\n' }}{% endif %}
+{{- (message.content or '').lstrip('\\n') }}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' + ('' if thinks else '<think>\\n\\n</think>\\n') }}
+{%- endif %}"""

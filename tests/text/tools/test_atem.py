@@ -144,6 +144,13 @@ def test_what_each_grammar_takes(tokenizer: Tokenizer) -> None:
             assert takes(grammar, tokenizer, text) == (kind in kinds), (text, kinds)
 
 
+@pytest.mark.parametrize("tokenizer", [MARKED, SPELLED], ids=["special", "text"])
+def test_parameters_of_any_name_may_be_called(tokenizer: Tokenizer) -> None:
+    """Of a tool whose schema is not kept to; the quote behind a name is no part of it."""
+    grammar = held(tokenizer, Calling(OFFERS))
+    assert takes(grammar, tokenizer, f"{USER}Look.{NEXT}{call('f', ('city', 'Oslo'), ('n', '1'))}")
+
+
 def test_a_message_that_the_prompt_opened_goes_on() -> None:
     for tokenizer in (MARKED, SPELLED):
         assert takes(held(tokenizer, Calling(), WORDS, USER), tokenizer, "cat")

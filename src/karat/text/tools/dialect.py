@@ -190,7 +190,8 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     The format is the one in which the template writes a call; where it writes none, the one that its text asks for.
     """
     source = "\n".join(tokenizer.template_sources.values())
-    tags = next((tags for tags in TAGS if tags[1] in source), None)
+    # A template may only open the reasoning, at the prompt's end.
+    tags = next((tags for tags in TAGS if tags[1] in source or tags[0] in source), None)
     variables = frozenset(name for name in _SWITCHES if name in source)
     knows_tools = _NAME in _rendered(tokenizer, [_USER], [_TOOL])
     bare_tools = not knows_tools and _NAME in _rendered(tokenizer, [_USER], [_TOOL["function"]])

@@ -23,17 +23,18 @@ def parameters(
     format is an annotation here. RequestError for a property that cannot be kept to.
     """
     before, between, after = around
+    ends_name = rf"<>\n{re.escape(between[0])}"  # a name that went on there would take what follows it
     if schema is None:
         yield f"{rule.upper()}_VALUE", _TEXT
         yield f"{rule}_value[lazy]", f"{rule.upper()}_VALUE {_json(after)}"
-        yield f"{rule.upper()}_NAME", r"/[^<>\n]{1,64}/"
+        yield f"{rule.upper()}_NAME", f"/[^{ends_name}]{{1,64}}/"
         yield rule, f"({_json(before)} {rule.upper()}_NAME {_json(between)} {rule}_value)*"
         return
     required = frozenset(schema.get("required", ()))
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     parts = []
     for number, (name, inner) in enumerate(schema.get("properties", {}).items()):
-        if not name or re.search(r"[<>\n]", name):
+        if not name or re.search(f"[{ends_name}]", name):
             raise RequestError(f"the parameters of the tool {tool}: {shown(name)} is no name for a tag; change it")
         part, found = f"{rule}_{number}", inner if isinstance(inner, Mapping) else {}
         value: Iterator[tuple[str, str]]
