@@ -19,6 +19,7 @@ from karat.check.replay.replay import Replay
 from karat.check.trace.format import TraceInfo
 from karat.checkpoint import GgufCheckpoint
 from karat.config import ModelConfig
+from karat.models.families import FAMILIES
 from karat.text import Tokenizer
 
 
@@ -55,7 +56,7 @@ class Tokenised:
 
 def _window(config: ModelConfig) -> int | None:
     """The first token that does not see all tokens before it."""
-    if config.model_type == "gpt_oss":  # whose windows it has
+    if FAMILIES[config.model_type].gguf.llama_cpp_has_window:
         return None
     return min((shape.window for shape in config.shapes if shape.window is not None), default=None)
 

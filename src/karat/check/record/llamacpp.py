@@ -5,6 +5,8 @@ process and not this one. The process imports nothing from the current folder, h
 """
 
 import json
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +23,14 @@ from karat.check.trace.format import Array, Trace
 from karat.check.trace.reading import read_trace
 from karat.check.trace.selection import EVERYTHING, Selection
 from karat.checkpoint import GgufCheckpoint
+from karat.checkpoint.gguf import read_header
+from karat.checkpoint.gguf.config import read_model_type
 from karat.checkpoint.weights import Weight
 from karat.children.starter import run_worker
 from karat.errors import ExecutorError
+from karat.models.families import FAMILIES
 
+_ELSEWHERE = re.compile(r"^(model\.(embed_tokens|norm)|lm_head)\.|\.(experts|linear_attn|conv)\.")
 _MOST_SECONDS = 1800.0  # for one run of llama.cpp
 
 
@@ -54,14 +60,16 @@ def record_llamacpp(
         "logit_rows": selection.logit_rows,
         "layers": None if selection.layers is None else sorted(selection.layers),
         "heads": selection.heads,
+        "results": _results(path, stored) if stored else {},
     }
     with TemporaryDirectory(prefix="karat-") as folder:
         out = Path(folder) / "llama.trace"
         _run_worker(path, out, job)
         made = read_trace(out)
         arrays = {_named(name, stored): _unpaired(name, array, stored) for name, array in made.arrays.items()}
+    arrays.pop("", None)
     plain = all(weight.dtype == "F32" for weight in stored.values())
-    return Trace(replace(made.info, activations=None if plain else "ggml"), arrays)
+    return Trace(replace(made.info, activations=made.info.activations if plain else "ggml"), arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +113,36 @@ def _run_worker(path: Path, out: Path, job: Mapping[str, Any]) -> None:
         raise ExecutorError(f"{path}: llama.cpp ended with code {code}: {last}")
 
 
+def _results(path: Path, stored: Mapping[str, Weight]) -> dict[str, str]:
+    """The names of results by those of the file's tensors that they read: of linear layers and norms.
+
+    What delta nets and convolutions read is left out, for files have their rows in another order; so is what several
+    weights are rows of.
+    """
+    forms = {model_type: family.gguf for model_type, family in FAMILIES.items()}
+    form = forms[read_model_type(read_header(path).metadata, forms)]
+    found: dict[str, set[str]] = defaultdict(set)
+    for canonical in stored:
+        module, _, kind = canonical.rpartition(".")
+        if canonical.endswith(".router.scale"):
+            module = f"{module}.input"
+        elif kind not in ("weight", "bias") or _ELSEWHERE.search(canonical):
+            continue
+        found[form.stored_name(canonical) or ""].add(module)
+    return {tensor: next(iter(modules)) for tensor, modules in found.items() if len(modules) == 1}
+
+
 def _named(name: str, stored: Mapping[str, Weight]) -> str:
-    """The model's name of a result: of a router, and of the sum of experts, which has no other MLP beside it or one."""
+    """The model's name of a result: of a router, of q and k that are normalised without a weight, and of the sum of
+    experts, which has no other MLP beside it or one.
+
+    "" where llama.cpp's result is another: weights of Gemma 4's experts, before they are multiplied by a number each.
+    """
     layer, _, part = name.partition(".mlp.")
+    if f"{layer}.router.proj.weight" in stored and part in ("chosen_ids", "chosen_weights", "experts"):
+        return "" if part == "chosen_weights" else f"{layer}.{part}"
+    if name.endswith((".q_norm", ".k_norm")) and f"{name}.weight" not in stored:
+        return f"{name}ed"
     if part == "gate" and f"{layer}.mlp.router.weight" in stored:
         return f"{layer}.mlp.router"
     return f"{layer}.mlp" if part == "experts" and f"{layer}.mlp.shared_expert_gate.weight" not in stored else name

@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ KNOWN_VERSION = "0.3.36"  # of llama-cpp-python, whose ggml_tensor begins as `_T
 
 # Tensors of llama.cpp's graphs by name, without the layer's number after the last hyphen. If several have one name, the
 # last one counts (a product, then its sum with the bias). RoPE's result has its input's name; the op tells them apart.
+# What reads a weight is known by that weight alone (the job's `results`), whatever its name is.
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "Qcur": "self_attn.q_proj",
@@ -35,10 +37,12 @@ _LAYER_NAMES = {
     "Vcur": "self_attn.v_proj",
     "Qcur_normed": "self_attn.q_norm",
     "Kcur_normed": "self_attn.k_norm",
+    "Vcur_normed": "self_attn.v_norm",
     "kq_soft_max": "self_attn.weights",
     "kqv_out": "self_attn.attention",
-    "attn_out": "self_attn.o_proj",
+    "attn_out": "attention_residual",
     "ffn_inp": "attention_residual",
+    "sa_out": "attention_residual",
     "ffn_norm": "post_attention_layernorm",
     "attn_post_norm": "post_attention_layernorm",
     "ffn_post_norm": "post_feedforward_layernorm",
@@ -54,7 +58,9 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_up_b": "mlp.up_proj",
     "ffn_swiglu": "mlp.act",
+    "ffn_geglu": "mlp.act",
     "ffn_out": "mlp.down_proj",
+    "ffn_moe_combined": "mlp_and_experts",
     "l_out": "",
 }
 _NAMES = {
@@ -62,21 +68,26 @@ _NAMES = {
     "inp_embd": "model.embed_tokens",
     "result_norm": "model.norm",
     "result_output": "lm_head",
+    "inp_scaled": "model.embed_tokens_scaled",
 }
 _ROPE = {
     "Qcur": "self_attn.q_rope",
     "Kcur": "self_attn.k_rope",
     "Qcur_normed": "self_attn.q_rope",
     "Kcur_normed": "self_attn.k_rope",
+    "Qcur_pos": "self_attn.q_rope",
+    "Kcur_pos": "self_attn.k_rope",
 }
-# A result without a name, or with another one, is recognised by the name of the weight that it reads.
-_OF_WEIGHTS = {"attn_output": "attn_out", "ffn_down": "ffn_out", "ffn_gate_inp": "ffn_moe_logits"}
-_WEIGHT = re.compile(rf"blk\.(\d+)\.({'|'.join(_OF_WEIGHTS)})\.(?:weight|bias)")
+_PRODUCTS = ("kq", "kq_scaled_2")  # q · k, and with a cap
 # What a multiplier makes of a result has no name either.
 _OF_SCALED = {"attn_out": "attention_scaled", "ffn_out": "mlp_scaled"}
 _SCALED = re.compile(rf"({'|'.join(_OF_SCALED)})-(\d+)")
 # The MLP beside experts has the names of one without, in the places of one of its own.
 _SHARED = {"gate_proj", "up_proj", "act"}
+_READERS = {"MUL_MAT": 0, "MUL": 1, "ADD": 1, "GET_ROWS": 0}  # ops, and which argument is a weight
+# Of ops that give a name to what is not the result of that name: attention before its norm, q times the scale.
+_OTHERS = {("MUL_MAT", "attn_out"), ("SCALE", "Qcur")}
+_HEADS = ("token_embd.weight", "output.weight")
 _NEVER_A_RESULT = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 _TYPES = {0: np.float32, 1: np.float16, 26: np.int32}  # ggml_type
 
@@ -99,8 +110,18 @@ class _Tensor(ctypes.Structure):
 class _Observer:
     """llama.cpp's evaluation callback: copies the results that have a canonical name."""
 
-    def __init__(self, ggml: ctypes.CDLL, selection: Selection, head_dim: int, version: str) -> None:
-        self._ggml, self._selection, self._head_dim, self._version = ggml, selection, head_dim, version
+    def __init__(
+        self,
+        ggml: ctypes.CDLL,
+        selection: Selection,
+        head_dims: frozenset[int],
+        version: str,
+        results: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._ggml, self._selection, self._head_dims, self._version = ggml, selection, head_dims, version
+        self._results = results
+        self._head: Array | None = None  # what the head gave last, which may get a cap
+        self.has_gelu = False
         self.parts: dict[str, list[Array]] = defaultdict(list)
         self._step: dict[str, Array] = {}
         self._products: NDArray[Any] = np.zeros(0)
@@ -132,40 +153,58 @@ class _Observer:
         tensor = _Tensor.from_address(address)
         label, op = self._name(address), self._ggml.ggml_op_name(tensor.op).decode()
         base, _, number = label.rpartition("-")
-        given = self._name(tensor.src[0 if op == "MUL_MAT" else 1]) if op in ("MUL_MAT", "ADD") else ""
-        if found := _WEIGHT.fullmatch(given):
-            number, base = found[1], _OF_WEIGHTS[found[2]]
         if op in _NEVER_A_RESULT and base != "ffn_moe_topk":
             return
-        if op == "GET_ROWS" and self._name(tensor.src[0]) == "token_embd.weight":
+        self.has_gelu |= base == "ffn_geglu"
+        weight = self._name(tensor.src[_READERS[op]]) if op in _READERS else ""
+        if weight in self._results:
+            self._keep(self._results[weight], self._of_weight(self._results[weight], address))
+        elif op == "GET_ROWS" and weight == "token_embd.weight":
             self._keep("model.embed_tokens", self._values(address, 2))  # which has no name where it is scaled
+        elif op == "MUL_MAT" and weight in _HEADS and label not in _NAMES:
+            self._head = self._values(address, 2)
         elif op == "SCALE" and (found := _SCALED.fullmatch(self._scaled(tensor.src[0]))):
             self._keep(f"model.layers.{found[2]}.{_OF_SCALED[found[1]]}", self._values(address, 2))
         elif label in _NAMES:
             is_scaled = _NAMES[label] == "model.embed_tokens" and op == "SCALE"
             self._keep("model.embed_tokens_scaled" if is_scaled else _NAMES[label], self._values(address, 2))
-        elif base == "kq" and self._selection.keeps(f"model.layers.{number}.self_attn.scores"):
+            if label == "result_output" and self._head is not None and self._is_cap_of_head(tensor):
+                self._keep("lm_head_uncapped", self._head)
+        elif base in _PRODUCTS and self._selection.keeps(f"model.layers.{number}.self_attn.scores"):
             self._products = self._values(address, 3)  # the softmax may overwrite them
-        elif number.isdigit() and base in _LAYER_NAMES:
+        elif (op, base) in _OTHERS or (op == "MUL_MAT" and weight.startswith("blk.")):  # of which several are rows
+            return
+        elif number.isdigit() and (base in _LAYER_NAMES or (op == "ROPE" and base in _ROPE)):
             prefix = f"model.layers.{number}"
             part = _ROPE[base] if op == "ROPE" else self._part(base, tensor)
             if base == "ffn_moe_weighted":  # the product with them: they are made in several ways before
                 self._keep(f"{prefix}.{part}", self._values(tensor.src[1], 3)[..., 0])
                 return
             by_head = op == "ROPE" or base == "kq_soft_max"
-            by_head |= base.endswith("_normed") and tensor.ne[0] == self._head_dim  # or it is over all heads
+            by_head |= base.endswith("_normed") and tensor.ne[0] in self._head_dims  # or it is over all heads
             values = self._values(address, 3 if by_head else 2)
             if part == "self_attn.weights" and self._selection.keeps(f"{prefix}.self_attn.scores"):
                 self._keep(f"{prefix}.self_attn.scores", self._scores(tensor))
             elif part.startswith("self_attn.") and part[10:11] in "qkv" and base[1:4] == "cur":
-                values = values.reshape(len(values), -1, self._head_dim)
+                values = self._by_head(values)
             self._keep(f"{prefix}.{part}".rstrip("."), values)
+
+    def _of_weight(self, name: str, address: int) -> Array:
+        """The values of a result `name` that is known by the weight that it reads."""
+        if name.endswith(("gate_proj", "up_proj")):
+            self._is_shared = ".shared_expert." in name
+        is_normed = name.endswith(("q_norm", "k_norm")) and _Tensor.from_address(address).ne[0] in self._head_dims
+        values = self._values(address, 3 if is_normed or name.endswith("per_layer_projection_norm") else 2)
+        return self._by_head(values) if name.endswith(("q_proj", "k_proj", "v_proj")) else values
+
+    def _by_head(self, values: Array) -> Array:
+        """q, k or v [tokens, heads, head_dim], where all layers have heads of one size."""
+        size = next(iter(self._head_dims))
+        return values.reshape(len(values), -1, size) if len(self._head_dims) == 1 else values
 
     def _part(self, base: str, tensor: _Tensor) -> str:
         """The name in a layer of a result."""
         part, sources = _LAYER_NAMES[base], [self._name(source) for source in tensor.src[:2]]
-        if base == "ffn_gate" or base == "ffn_up":
-            self._is_shared = sources[0].endswith("_shexp.weight")
         if base == "ffn_out" and sources[0].startswith("ffn_moe_out"):
             return "mlp"
         parent, _, own = part.rpartition(".")
@@ -174,8 +213,19 @@ class _Observer:
     def _scaled(self, address: int) -> str:
         """The name of what is scaled: of the last layer, rows of a result."""
         tensor = _Tensor.from_address(address)
-        is_rows = self._ggml.ggml_op_name(tensor.op) == b"GET_ROWS"
-        return self._name(tensor.src[0] if is_rows else address)
+        return self._name(tensor.src[0] if self._op(address) == "GET_ROWS" else address)
+
+    def _is_cap_of_head(self, tensor: _Tensor) -> bool:
+        """Whether it is cap · tanh(x / cap) of what the head gives, and not of a multiple."""
+        for op in ("SCALE", "UNARY", "SCALE"):
+            if self._ggml.ggml_op_name(tensor.op).decode() != op:
+                return False
+            tensor = _Tensor.from_address(tensor.src[0])
+        return bool(self._ggml.ggml_op_name(tensor.op) == b"MUL_MAT")
+
+    def _op(self, address: int) -> str:
+        op: str = self._ggml.ggml_op_name(_Tensor.from_address(address).op).decode()
+        return op
 
     def _name(self, address: int | None) -> str:
         return self._ggml.ggml_get_name(address).decode(errors="replace") if address else ""
@@ -262,7 +312,11 @@ def _trace(llama_cpp: Any, model: Any, out: Path, job: Mapping[str, Any]) -> Non
     steps = Steps(tuple(job["ids"]), tuple(job["cuts"]), job["decode"])
     vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     observer = _Observer(
-        ctypes.CDLL(str(library / name)), selection, _head_dim(llama_cpp, model, num_heads), llama_cpp.__version__
+        ctypes.CDLL(str(library / name)),
+        selection,
+        _head_dims(llama_cpp, model, num_heads),
+        llama_cpp.__version__,
+        job["results"],
     )
     callback = llama_cpp.ggml_backend_sched_eval_callback(observer)
     params = llama_cpp.llama_context_default_params()
@@ -303,20 +357,23 @@ def _trace(llama_cpp: Any, model: Any, out: Path, job: Mapping[str, Any]) -> Non
         heads={n: selection.heads for n in arrays if selection.heads and n.endswith((".scores", ".weights"))},
         sampling={"temperature": 0} if steps.decode else None,
         executor=f"llama.cpp of llama-cpp-python {llama_cpp.__version__}",
+        activations="ggml" if observer.has_gelu else None,
     )
     write_trace(out, Trace(info, arrays))
 
 
-def _head_dim(llama_cpp: Any, model: Any, num_heads: int) -> int:
-    """The head dimension that the file states, or the hidden size divided by the number of heads."""
+def _head_dims(llama_cpp: Any, model: Any, num_heads: int) -> frozenset[int]:
+    """The head dimensions that the file states, or the hidden size divided by the number of heads."""
     buffer = ctypes.create_string_buffer(64)
 
     def metadata(key: str) -> str | None:
         length = llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
         return buffer.value.decode() if length >= 0 else None
 
-    stated = metadata(f"{metadata('general.architecture')}.attention.key_length")
-    return int(stated) if stated else int(llama_cpp.llama_model_n_embd(model)) // num_heads
+    arch = metadata("general.architecture")
+    stated = [metadata(f"{arch}.attention.{key}") for key in ("key_length", "key_length_swa")]
+    found = frozenset(int(each) for each in stated if each)
+    return found or frozenset((int(llama_cpp.llama_model_n_embd(model)) // num_heads,))
 
 
 def _joined(parts: Mapping[str, list[Array]], context: int, heads: tuple[int, ...] | None) -> dict[str, Array]:

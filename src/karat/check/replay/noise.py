@@ -114,17 +114,27 @@ class Noise:
         start = int(self._rng.integers(len(_pool(x.dtype))))
         return np.resize(np.roll(_pool(x.dtype), start), x.shape)
 
-    def with_function_of_library(self, inputs: Sequence[Array], result: Array, units: int) -> Array:
-        """GELU's result with the error of a library's erf or tanh: near -1 it is off by units of 1, which the sum with
-        1 keeps."""
+    def with_gelu_of_library(self, node: Node, inputs: Sequence[Array], result: Array) -> Array:
+        """The node's result with the error of a library's GELU, if it has one.
+
+        erf and tanh near -1 are off by units of 1, which the sum with 1 keeps. ggml has a table of float16, of numbers
+        rounded to float16; what experts make of it is off by as much of its row.
+        """
+        units, coarse = _units_of_library(node), PRECISION["float16"]
         with np.errstate(all="ignore"):
-            return result + units * self._unit * inputs[0] * inputs[1] / 2 * self.like(result)
+            if self._activations == "ggml" and node.kind == "experts" and node.params["by_gelu"]:
+                sizes = np.sqrt(np.square(result).mean(axis=-1, keepdims=True))
+                return result + 3 * coarse * sizes * self.like(result)
+            if self._activations == "ggml" and node.kind == "gelu_mul":
+                gate, up = np.abs(inputs[0]), np.abs(inputs[1])
+                return result + (3 * coarse * gate + 2.0**-24) * up * self.like(result)
+            return result if not units else result + units * self._unit * inputs[0] * inputs[1] / 2 * self.like(result)
 
 
-def units_of_library(node: Node) -> int | None:
-    """By how many units of 1 a library's function is off near -1 that the node computes GELU by."""
+def _units_of_library(node: Node) -> int:
+    """By how many units of 1 a library's function is off near -1 that the node computes GELU by; 0 if it has none."""
     activation = node.mistakes.get("activation", "gelu (tanh)" if node.kind == "gelu_mul" else None)
-    return {"gelu (erf)": _ERF_UNITS, "gelu (tanh)": _TANH_UNITS}.get(activation)
+    return {"gelu (erf)": _ERF_UNITS, "gelu (tanh)": _TANH_UNITS}.get(activation, 0)
 
 
 @cache

@@ -18,7 +18,7 @@ from karat.check.model.integers import on_other_side
 from karat.check.model.tokens import Tokens
 from karat.check.replay.align import Recordings, ResultShape
 from karat.check.replay.finding import F64, Array
-from karat.check.replay.noise import PRECISION, Noise, units_of_library
+from karat.check.replay.noise import PRECISION, Noise
 from karat.check.replay.segments import Segments
 from karat.check.trace.format import Trace
 from karat.errors import TraceError
@@ -204,9 +204,7 @@ class Runs:
             inputs = self.noise.as_rounded(node, inputs)
         result = evaluate(node, inputs, here, dtype)
         if unit:
-            result = self.noise.disturbed(node, inputs, result)
-            if (units := units_of_library(node)) is not None:
-                result = self.noise.with_function_of_library(inputs, result, units)
+            result = self.noise.with_gelu_of_library(node, inputs, self.noise.disturbed(node, inputs, result))
         return result
 
     def _input(self, name: str) -> Array:

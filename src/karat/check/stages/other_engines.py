@@ -23,7 +23,7 @@ def run_llamacpp(session: CheckSession) -> Stage:
     if not trace.info.rounds_activations:
         return stage
     ours = "does not" if session.activations == session.dtype else f"takes {session.activations}"
-    note = f"llama.cpp rounds activations to fit the weights' type, Karat {ours}: hence the distance of its logits"
+    note = f"llama.cpp rounds activations (by the weights' type; for GELU to float16), Karat {ours}: hence its distance"
     return replace(stage, lines=[*stage.lines, note])
 
 
