@@ -41,7 +41,7 @@ def commands(folder: Path, home: Path, url: str) -> dict[str, tuple[list[str], d
     """The programs in `folder`: what is run, with which variables."""
     karat = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{url}/v1", "apiKey": "dummy"}}
     settings = {"autoupdate": False, "share": "disabled", "model": f"karat/{MODEL}", "small_model": f"karat/{MODEL}"}
-    settings |= {"provider": {"karat": karat | {"models": {MODEL: {"limit": {"context": 8192, "output": 64}}}}}}
+    settings |= {"provider": {"karat": karat | {"models": {MODEL: {"limit": {"context": 65536, "output": 64}}}}}}
     (home / "opencode.json").write_text(json.dumps(settings), encoding="utf-8")
     provider = {"name": "karat", "base_url": f"{url}/v1", "wire_api": "responses", "env_key": "KEY"}
     shown = ", ".join(f"{key} = {json.dumps(value)}" for key, value in provider.items())
