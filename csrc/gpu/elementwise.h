@@ -296,6 +296,12 @@ struct Scale {
     KARAT_INLINE void operator()(int i) const { out[i] = value_at<float>(x + i) * factor; }
 };
 
+struct ScaleBy {
+    const float *x, *factor;  // one number
+    float* out;
+    KARAT_INLINE void operator()(int i) const { out[i] = value_at<float>(x + i) * value_at<float>(factor); }
+};
+
 // An item is a pair of x [tokens, heads, head_dim], or a number behind the first 2 * half of a head, which stays as it
 // is; cos and sin are [positions, half].
 struct Rope {

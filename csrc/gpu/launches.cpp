@@ -153,6 +153,9 @@ void sigmoid(Device& device, const float* x, int count, float* out) { for_each(d
 void scale(Device& device, const float* x, float factor, int count, float* out) {
     for_each(device, count, Scale{x, factor, out});
 }
+void scale_by(Device& device, const float* x, const float* factor, int count, float* out) {
+    for_each(device, count, ScaleBy{x, factor, out});
+}
 void soft_cap(Device& device, const float* x, float cap, int count, float* out) {
     for_each(device, count, SoftCap{x, cap, out});
 }

@@ -45,6 +45,7 @@ void add(Device& device, const float* x, const float* y, int count, float* out);
 void mul(Device& device, const float* x, const float* y, int count, float* out);
 void sigmoid(Device& device, const float* x, int count, float* out);
 void scale(Device& device, const float* x, float factor, int count, float* out);
+void scale_by(Device& device, const float* x, const float* factor, int count, float* out);
 void soft_cap(Device& device, const float* x, float cap, int count, float* out);
 void rope(Device& device, const RopeShape& shape);
 // out [count / share, share] = columns first … first + share - 1 of pieces of x.

@@ -175,6 +175,12 @@ public:
         gpu::sigmoid(device_, x.floats(), narrow(x.size()), out.floats());
         return out;
     }
+    Array scale_by(const Array& x, const Array& weight) {
+        require(weight.size() == 1, "weight");
+        Array out = like(x);
+        gpu::scale_by(device_, x.floats(), weight.floats(), narrow(x.size()), out.floats());
+        return out;
+    }
     Array scale(const Array& x, float factor) {
         Array out = like(x);
         gpu::scale(device_, x.floats(), factor, narrow(x.size()), out.floats());
@@ -240,7 +246,8 @@ public:
     // gates, ups and downs, each [experts, rows].
     Array experts(const Array& x, const Array& ids, const Array& weights, const MatrixTable& gates,
                   const MatrixTable& ups, const MatrixTable& downs, int first, const std::vector<int>& leaves,
-                  int activations, const std::vector<Array>& biases, std::optional<std::pair<float, float>> clamp) {
+                  int activations, const std::vector<Array>& biases, std::optional<std::pair<float, float>> clamp,
+                  bool by_gelu) {
         const std::size_t inner = gates.first().matrix().rows;
         require(x.ndim() == 2 && ids.ndim() == 2 && ids.shape(0) == x.shape(0) && weights.size() == ids.size(), "x");
         require(ups.count() == gates.count() && downs.count() == gates.count(), "experts");
@@ -269,7 +276,7 @@ public:
         const int count = narrow(gate.size());
         if (clamp)
             gpu::clamped_mul(device_, gate.floats(), up.floats(), clamp->first, clamp->second, count, gate.floats());
-        else gpu::silu_mul(device_, gate.floats(), up.floats(), count, gate.floats(), {});
+        else (by_gelu ? gpu::gelu_mul : gpu::silu_mul)(device_, gate.floats(), up.floats(), count, gate.floats(), {});
         multiplied(downs, gate, 1, down, 2);
         gpu::ExpertsShape shape{{nullptr, ids.integers(), first, gates.count(), per_row},
                                 rows,

@@ -8,7 +8,7 @@ import pytest
 
 from karat import LLM, SamplingParams
 from karat.check.session.same_bits import invariance, invariance_of
-from karat.errors import CapacityError, ExecutorError
+from karat.errors import CapacityError
 from karat.models.opening import open_model
 from karat.ops.device import missing
 from karat.ops.logits import DeviceLogits
@@ -23,7 +23,6 @@ if reason := unavailable_reason() or missing("cuda-emulated"):
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_logits.json").read_text(encoding="utf-8"))
 PROMPTS = ["Once upon a time there was a fox", "Yes."]
-WITHOUT_KERNELS = ("gemma4_text", "gemma4_unified_text")  # docs/gpu.md
 PARAMS = [SamplingParams(max_tokens=5, ignore_eos=True, seed=seed, logprobs=2) for seed in range(2)]
 
 
@@ -79,7 +78,7 @@ def test_memory_is_planned_from_the_device(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.drawn(3)
-@pytest.mark.parametrize(("family", "stored"), [case for case in golden.cases() if case[0] not in WITHOUT_KERNELS])
+@pytest.mark.parametrize(("family", "stored"), [*golden.cases()])
 def test_every_family_and_type_has_the_golden_digest(family: str, stored: str) -> None:
     """That of the native executor when its numerics were last defined; with a layer on the CPU, too."""
     for host_layers in (0, 1):
@@ -88,7 +87,7 @@ def test_every_family_and_type_has_the_golden_digest(family: str, stored: str) -
 
 
 @pytest.mark.drawn(2)
-@pytest.mark.parametrize("family", [family for family in golden.FAMILIES if family not in WITHOUT_KERNELS])
+@pytest.mark.parametrize("family", golden.FAMILIES)
 def test_no_setting_changes_a_bit_in_any_family(family: str) -> None:
     """Chunks, of one token too, which are recorded steps; batches, found prefixes, preemption, op by op."""
     rng = np.random.default_rng(int(SEED))
@@ -99,9 +98,3 @@ def test_no_setting_changes_a_bit_in_any_family(family: str) -> None:
     device = golden.model_of(family, "Q4_0", device="cuda-emulated")
     for row in invariance(device, tokenizer, texts, kv_dtype="float16"):
         assert row.digest == want and row.is_right, row.setting.name
-
-
-@pytest.mark.parametrize("family", WITHOUT_KERNELS)
-def test_what_has_no_kernels_is_refused_by_name(family: str) -> None:
-    with pytest.raises(ExecutorError, match="a GPU has no kernels for"):
-        golden.digest_of(family, "F32", device="cuda-emulated")

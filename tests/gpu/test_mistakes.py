@@ -193,6 +193,11 @@ MISTAKES = {
         "out[i] = MISTAKE ? fma(value_at<float>(x + i), value_at<float>(y + i), 0.0f)\n"
         "                 : value_at<float>(x + i) * value_at<float>(y + i);",
     ),
+    "a factor of another number": (
+        "elementwise.h",
+        "value_at<float>(x + i) * value_at<float>(factor);",
+        "value_at<float>(x + i) * value_at<float>(MISTAKE ? x : factor);",
+    ),
     "a sigmoid as what another leaves of 1": (
         "elementwise.h",
         "out[i] = 1.0f / one_plus_exp_of_minus(value_at<float>(x + i));",

@@ -29,7 +29,6 @@ from karat.ops.api import (
     HeadGroups,
     PagedAttention,
     Routing,
-    ScaleBy,
     Single,
     Tensor,
 )
@@ -175,6 +174,7 @@ def test_ops_on_elements_and_rows() -> None:
         whole = vector(rng.standard_normal(3 * n).astype(np.float32))  # a norm over all heads
         batch = plain(rng.integers(0, 9, rows).tolist())
         rope, turned, part = RopeConfig(theta=10000.0), 2 * int(rng.integers(1, n // 2 + 1)), int(rng.integers(1, n))
+        one = vector(rng.standard_normal(1).astype(np.float32))
         factor, cap, of_log = float(rng.standard_normal()), float(rng.choice([0.5, 30.0])), bool(rng.integers(2))
         rate = vector(rng.standard_normal(n).astype(np.float32))
         count = 2 ** int(rng.integers(4))
@@ -201,6 +201,7 @@ def test_ops_on_elements_and_rows() -> None:
                     ops.mul(x, y, name="op"),
                     ops.sigmoid(x, name="op"),
                     ops.scale(x, 1 / 3, name="op"),
+                    ops.scale_by(x, ops.load(one), name="op"),
                     *(
                         ops.rope(heads, ops.rope_table(rope, head_dim=dim, num_positions=rows), batch, name="op")
                         for dim in (n, turned)
@@ -377,7 +378,7 @@ class NewOp(Single):
 
 def test_every_op_has_a_function_or_is_refused_by_name() -> None:
     """Or is told apart before: attention by its observer, columns by DeviceOps, which exchanges them between ranks."""
-    told_apart = {PagedAttention, GatherColumns, ScaleBy}
+    told_apart = {PagedAttention, GatherColumns}
     assert {*OPS} - {*device_ops._FUNCTIONS, *device_ops._WITH_DIGITS} == told_apart
     with pytest.raises(ExecutorError, match=r"^NewOp: a GPU has no kernels for this op yet$"):
         both()[1].apply(NewOp(np.ones((2, 4), np.float32), name="op"))
@@ -419,7 +420,7 @@ def test_routes(renormalised: bool, score: Any, is_plain: bool) -> None:
 @pytest.mark.parametrize("width", NAMES)
 @pytest.mark.parametrize("stored", [("Q4_0", "Q8_0"), ("F16", "Q4_1"), ("Q5_0", "BF16"), ("E4M3", "E4M3")])
 def test_experts(stored: tuple[str, str], width: Activations) -> None:
-    """One row and several, of a rank that has some of the experts, in one leaf and eight; with biases and a clamp."""
+    """One row and several, of a rank that has some of the experts, in one leaf and eight; biases, GELU, a clamp."""
     rng = rng_of(stored, width)
     hidden, inner = (128, 256) if "E4M3" in stored else (64, 96)
     count, first, chosen = int(rng.integers(1, 9)), int(rng.integers(0, 3)), 3
@@ -433,7 +434,7 @@ def test_experts(stored: tuple[str, str], width: Activations) -> None:
     ]
     clamp = Clamp(limit=2.5, alpha=1.702)
     for leaves in ((count,), (*ends[:-1], count)):
-        for rows in (1, 5):
+        for rows, by_gelu in ((1, False), (2, True), (5, False)):
             want, got = (
                 ops.experts(
                     x[:rows],
@@ -443,7 +444,8 @@ def test_experts(stored: tuple[str, str], width: Activations) -> None:
                     leaves=leaves,
                     first=first,
                     biases=None if rows == 1 else tuple(tuple(map(ops.load, role)) for role in biases),  # type: ignore[arg-type]
-                    clamp=None if rows == 1 else clamp,
+                    by_gelu=by_gelu,
+                    clamp=clamp if rows == 5 else None,
                     name="op",
                 )
                 for ops in both(width)

@@ -290,6 +290,8 @@ def _is_native(handle: Any) -> bool:
 
 def _held_by(op: Op[Any]) -> Any:
     """The first weight of an op, its cache or state, or None: annotations of the record say which these are."""
+    if isinstance(op, api.Route):
+        return op.routing.scales if op.routing.bias is None else op.routing.bias
     for field in fields(op):
         if field.type in (Loaded, Cache, State):
             return getattr(op, field.name)

@@ -16,9 +16,6 @@ from karat.ops.reference import require
 
 SPLIT_KEYS, DIGIT_COLUMNS = 256, 32  # kSplitKeys, kDigitColumns in csrc/contract
 
-# Arguments of ops.
-_WITHOUT_KERNELS: Mapping[type[Op[Any]], tuple[str, ...]] = {api.Experts: ("by_gelu",)}
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceCache:
@@ -109,9 +106,6 @@ class DeviceKernels:
         for both. Raises ExecutorError for what has no kernels and for arguments outside the contract, NumericsError for
         a K or V that the cache's dtype cannot hold.
         """
-        for part in _WITHOUT_KERNELS.get(type(op), ()):
-            if getattr(op, part, None) not in (None, False):
-                raise ExecutorError(f"{op.label}: a GPU has no kernels for {part} yet")
         width = self.width if digits else 0
         if isinstance(op, api.PagedAttention):
             return _paged_attention(self, op, scores, score_seq, width)
@@ -262,6 +256,10 @@ def _scale(on: DeviceKernels, op: api.Scale) -> Any:
     return on.device.scale(on.floats(op.x), op.factor)
 
 
+def _scale_by(on: DeviceKernels, op: api.ScaleBy) -> Any:
+    return on.device.scale_by(on.floats(op.x), op.weight)
+
+
 def _soft_cap(on: DeviceKernels, op: api.SoftCap) -> Any:
     return on.device.soft_cap(on.floats(op.x), op.cap)
 
@@ -363,7 +361,7 @@ def _experts(on: DeviceKernels, op: api.Experts) -> Any:
     biases = [on.vector(*role) for role in op.biases or ()]
     clamp = None if op.clamp is None else (op.clamp.limit, op.clamp.alpha)
     require(clamp is None or all(map(isfinite, clamp)), op.name, f"{op.clamp}; expected finite numbers")
-    return on.device.experts(*given, *tables, op.first, list(op.leaves), on.width, biases, clamp)
+    return on.device.experts(*given, *tables, op.first, list(op.leaves), on.width, biases, clamp, op.by_gelu)
 
 
 def _causal_conv(on: DeviceKernels, op: api.CausalConv) -> Any:
@@ -440,6 +438,7 @@ _FUNCTIONS: Mapping[type[Op[Any]], Callable[[DeviceKernels, Any], Any]] = {
     api.Mul: _mul,
     api.Sigmoid: _sigmoid,
     api.Scale: _scale,
+    api.ScaleBy: _scale_by,
     api.SoftCap: _soft_cap,
     api.Split: _split,
     api.Rope: _rope,
