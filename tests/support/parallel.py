@@ -44,7 +44,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "sliding_window": 512,
         "num_kv_shared_layers": 0,
         "hidden_size_per_layer_input": 32,
-        "vocab_size_per_layer_input": 601,
         "enable_moe_block": True,
         "num_experts": 16,
         "top_k_experts": 3,
@@ -196,6 +195,8 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
     if family == "lfm2_moe":
         kinds = ("conv", "full_attention")
         config["layer_types"] = [kinds[index % 2] for index in range(config["num_hidden_layers"])]
+    if config.get("hidden_size_per_layer_input"):
+        config["vocab_size_per_layer_input"] = config["vocab_size"]
     if family.startswith("gemma4"):
         rope = {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
         config["rope_parameters"] = {
