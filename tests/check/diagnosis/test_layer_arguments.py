@@ -71,7 +71,7 @@ def window(by: int) -> Callable[[Op[Any]], Op[Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [-1, 1])
-@pytest.mark.parametrize("family", ["exaone4", "olmo3"])
+@pytest.mark.parametrize("family", ["exaone4", "muse_glimmer_text", "olmo3"])
 def test_a_window_that_is_one_off(family: str, by: int) -> None:
     assert classes(mistakes.model_of(family), Other(window(by))) == {frozenset({"mask-window"})}
 
@@ -103,7 +103,7 @@ def test_norms_of_q_and_k_over_other_numbers(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["smollm3", "exaone4"])
+@pytest.mark.parametrize("family", ["smollm3", "exaone4", "muse_glimmer_text"])
 def test_rope_in_a_layer_without(family: str) -> None:
     graph, weights = mistakes.model_of(family)
     plain = [index for index, shape in enumerate(graph.config.shapes) if shape.rope is None]
