@@ -78,8 +78,9 @@ def macos_tools(folder: Path) -> dict[str, str] | str:
     if find_spec("ziglang") is None:
         return "no zig here (pip install ziglang), so there is no wheel for macOS"
     zig = f"exec {sys.executable} -m ziglang"
-    # It knows features of processors by another option.
-    options = "case $a in -march=armv8.2-a+*) a=-mcpu=generic+${a#*+};; esac"
+    # It knows features of processors by another option, and no file of the symbols that the interpreter has.
+    march, symbols = "-march=armv8.2-a+*) a=-mcpu=generic+${a#*+}", "-Wl,@*) a=-Wl,-undefined,dynamic_lookup"
+    options = f"case $a in {march};; {symbols};; esac"
     words = f'for a; do shift; {options}; set -- "$@" "$a"; done'
     return {
         "CMAKE_CXX_COMPILER": script(folder / "c++", f'{words}\n{zig} c++ -target aarch64-macos.11.0 "$@"'),
