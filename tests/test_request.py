@@ -242,7 +242,7 @@ def refusal(fields: dict[str, Any]) -> str | None:
     try:
         SamplingParams(**fields)
     except RequestError as error:
-        return str(error).partition("=")[0]
+        return str(error).partition("=")[0].partition("[")[0]  # of a list's element, the list's
     return None
 
 

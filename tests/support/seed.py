@@ -12,7 +12,7 @@ _DRAWN = "SEED_DRAWN_FOR_TESTS"  # workers inherit it
 
 
 def commit(folder: Path) -> str | None:
-    """The commit that the tracked files are, or None where they are changed, or where nothing is known of commits."""
+    """A number of the commit that the tracked files are. None where they are changed, or nothing is known of it."""
     git = ("git", "-c", "safe.directory=*", "-C", str(folder))
     try:
         changed = subprocess.run([*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True)
@@ -20,7 +20,7 @@ def commit(folder: Path) -> str | None:
     except OSError:
         return None
     is_it = changed.returncode == known.returncode == 0 and not changed.stdout
-    return known.stdout.strip()[:12] if is_it else None
+    return str(int(known.stdout[:8], 16)) if is_it else None
 
 
 def _drawn() -> str:
