@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.drawn import covering, some
-from tests.support.seed import commit
+from tests.support.seed import of_code
 
 TABLE = [{"family": family, "stored": stored} for family, stored in product("abcdefghij", (1, 2, 3))]
 
@@ -89,24 +89,30 @@ def test_the_draw_is_that_of_the_seed(tmp_path: Path) -> None:
     assert run("1") == draws[0]
 
 
-def test_a_commit_is_a_seed_until_a_file_of_it_changes(tmp_path: Path) -> None:
+def test_a_seed_is_that_of_the_committed_code(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         named = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", *named, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
-    assert commit(tmp_path) is None
+    assert of_code(tmp_path) is None
     git("init")
-    file = tmp_path / "file"
-    file.write_text("a")
-    git("add", "file")
+    files = [tmp_path / folder / "file" for folder in ("src", "csrc", "tests")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("a")
+    git("add", ".")
     git("commit", "-m", "a")
-    first = commit(tmp_path)
-    (tmp_path / "other").write_text("not of the commit")
-    assert first and commit(tmp_path) == first
-    file.write_text("b")
-    assert commit(tmp_path) is None
+    seeds = [of_code(tmp_path)]
+    files[2].write_text("another test of the same code")
+    assert seeds[0] and of_code(tmp_path) == seeds[0]
     git("commit", "-am", "b")
-    assert commit(tmp_path) not in (first, None)
+    assert of_code(tmp_path) == seeds[0]
+    for file in files[:2]:
+        file.write_text("b")
+        assert of_code(tmp_path) is None
+        git("commit", "-am", "c")
+        seeds.append(of_code(tmp_path))
+    assert len(set(seeds)) == 3 and None not in seeds
 
 
 def test_examples_of_hypothesis_are_drawn_by_the_seed(tmp_path: Path) -> None:
