@@ -115,7 +115,8 @@ def test_a_seed_is_that_of_the_committed_code(tmp_path: Path) -> None:
     assert len(set(seeds)) == 3 and None not in seeds
 
 
-def test_examples_of_hypothesis_are_drawn_by_the_seed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [{}, {"CI": "true"}])
+def test_examples_of_hypothesis_are_drawn_by_the_seed(where: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-s", "-n", "0", str(tmp_path / "test_it.py")]
     (tmp_path / "test_it.py").write_text(
         "from hypothesis import given, strategies as st\n"
@@ -125,7 +126,7 @@ def test_examples_of_hypothesis_are_drawn_by_the_seed(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
 
     def drawn(of: str) -> list[str]:
-        environment = {**os.environ, "KARAT_SEED": of, "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment = {**os.environ, **where, "KARAT_SEED": of, "PYTHONPATH": str(Path(__file__).parents[1])}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
         return [line for line in done.stdout.splitlines() if "drew" in line]
