@@ -123,7 +123,7 @@ using L2Norm = RowNorm<ByFactor>;
 // A block of threads for a row of q (y = 0) or of k. Sixteen threads are the lanes of a leaf's sum.
 struct SquareSums {
     static constexpr bool kIsShort = true;
-    static constexpr int kSumLanes = 16;
+    static constexpr int kSumLanes = 16, kThreads = kSumLanes * static_cast<int>(kMaxLeaves);
     SquareSumsShape shape;
 
     Grid grid() const {

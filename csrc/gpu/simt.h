@@ -1,6 +1,7 @@
 // A kernel is written once, as phases between barriers: nvcc compiles it for the GPU, g++ as an emulation.
 //
 //     struct Kernel {
+//         static constexpr int kThreads = 256;                   // of a block, at most
 //         const float* x; ...                                    // its arguments
 //         Grid grid() const { ... }                              // its blocks of threads
 //         template <class Cta>
@@ -24,6 +25,7 @@
 // - Shared memory and registers begin as NaN. A copy that was begun arrives where it is waited for; until then its
 //   place is NaN, too.
 // - A load or a store at an address that is not a multiple of its size is an error, in shared and in global memory.
+// - A block of more threads than its kernel is compiled for is an error.
 // - A sum on tensor cores that they might round is an error (Inexact). One of 16 outputs is looked at, by chance.
 //
 // It does not see races between blocks, nor the order of launches.

@@ -307,6 +307,9 @@ template <class Kernel>
 void launch(Device& device, const Kernel& kernel) {
     const Grid grid = kernel.grid();
     if (grid.x <= 0 || grid.y <= 0) return;
+    if (grid.threads > Kernel::kThreads)
+        throw std::out_of_range("a block of " + std::to_string(grid.threads) + " threads, of a kernel for " +
+                                std::to_string(Kernel::kThreads));
     device.run_or_record([&device, kernel, grid] {
         Order order(grid.x * grid.y, device.random);
         for (int i = 0; i < grid.x * grid.y; ++i) {

@@ -18,6 +18,7 @@ enum class Mistake {
     misaligned_copy,
     outside,
     too_much,
+    too_many,
     stale,
     no_mistake_in_a_product,
     inexact
@@ -28,9 +29,11 @@ struct Reverse {
     Mistake mistake;
     const float* x;
     float* out;
-    static constexpr int kCount = 64;
+    static constexpr int kCount = 64, kThreads = kCount;
 
-    Grid grid() const { return {1, 1, kCount, mistake == Mistake::too_much ? 64 : 512}; }
+    Grid grid() const {
+        return {1, 1, mistake == Mistake::too_many ? kCount + 1 : kCount, mistake == Mistake::too_much ? 64 : 512};
+    }
 
     template <class Cta>
     void run(Cta& cta) const {
@@ -62,8 +65,9 @@ struct Reverse {
 struct Multiply {
     const std::uint32_t *rows, *tokens;
     float begin, *out;  // [16, 8]
+    static constexpr int kThreads = 32;
 
-    Grid grid() const { return {1, 1, 32, 0}; }
+    Grid grid() const { return {1, 1, kThreads, 0}; }
 
     template <class Cta>
     void run(Cta& cta) const {
@@ -130,7 +134,7 @@ std::string said(Mistake mistake) {
 int main() {
     constexpr const char* names[] = {"none",       "no_barrier",      "early_read", "overwritten",
                                      "misaligned", "misaligned_copy", "outside",    "too_much",
-                                     "stale",      "product",         "inexact"};
+                                     "too_many",   "stale",           "product",    "inexact"};
     for (int i = 0; i < static_cast<int>(std::size(names)); ++i)
         std::printf("%s: %s\n", names[i], said(static_cast<Mistake>(i)).c_str());
 }

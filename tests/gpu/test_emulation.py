@@ -18,6 +18,7 @@ SAID = {
     "misaligned_copy": "a misaligned load",
     "outside": "shared memory: byte ",
     "too_much": "more shared memory than the launch has",
+    "too_many": "a block of 65 threads, of a kernel for 64",
     "stale": "wrong numbers",  # registers that nobody wrote
     "product": "right",  # on tensor cores
     "inexact": "a sum on tensor cores that is not exact",
