@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from karat.checkpoint.quantization import held_type
 from karat.checkpoint.slices import sliced
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.errors import CheckpointError, ConfigError
@@ -204,6 +205,49 @@ def test_what_is_not_used_is_said(tmp_path: Path) -> None:
     )
 
 
+_PACKED = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+HELD: dict[str, tuple[dict[str, Any], dict[str, str | None]]] = {
+    "blocks": (
+        {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1.mlp.gate"]},
+        {"0.mlp.gate_proj": "E4M3", "1.mlp.gate": None, "1.mlp.gate_proj": "E4M3"},
+    ),
+    "rows": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+            "ignore": ["re:.*self_attn.*", "re:model.language_model.*mlp.gate$"],
+        },
+        {"0.self_attn.q_proj": None, "0.mlp.gate": None, "0.mlp.gate_proj": "E4M3"},
+    ),
+    "pairs": (
+        {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "config_groups": {"group_0": {"weights": _PACKED}},
+        },
+        {"0.mlp.up_proj": "F32"},
+    ),
+    "mxfp4": (
+        {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+        {"0.mlp.experts.3.up_proj": "MXFP4", "0.mlp.router": None, "0.self_attn.q_proj": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HELD)
+def test_a_config_alone_tells_the_types_in_memory(how: str) -> None:
+    quantization, expected = HELD[how]
+    config = {"quantization_config": quantization}
+    for name, dtype in expected.items():
+        assert held_type(config, f"model.layers.{name}.weight", (64, 256)) == dtype, name
+    assert held_type({}, "model.layers.0.mlp.up_proj.weight", (64, 256)) is None
+    for name in ("lm_head", "model.embed_tokens", "model.norm"):
+        assert held_type(config, f"{name}.weight", (64, 256)[: 1 + (name != "model.norm")]) is None
+    if how in ("blocks", "rows"):  # no whole blocks
+        assert held_type(config, "model.layers.0.mlp.up_proj.weight", (64, 96)) == "F32"
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another block": (
         "blocks",
@@ -230,8 +274,7 @@ def test_other_kinds_are_refused_by_name(what: str, tmp_path: Path) -> None:
     path = _small(tmp_path, kind, **changes)
     with pytest.raises((ConfigError, CheckpointError)) as caught:
         read_config(open_model(path).config)
-    if what not in ("AWQ", "GPTQ"):  # whose tensors are of types that no config explains
-        assert words in str(caught.value)
+    assert words in str(caught.value)
     with pytest.raises(ConfigError) as caught_alone:
         read_config(json.loads((path / "config.json").read_text()))
     assert words in str(caught_alone.value)

@@ -32,6 +32,17 @@ KNOWN = (
     ("mllama", "pictures", "llama"),
     ("bert", "encodes", "qwen3"),
     ("kimi_linear", "MLA", "qwen3_moe"),
+    ("kimi_k25", "MLA", "qwen3_moe"),
+    ("glm5_next", "chooses the keys", "qwen3_next"),
+    ("muse_spark", "gates", "muse_glimmer_text"),
+    ("inkling", "relative", "lfm2_moe"),
+    ("diffusion_gemma", "diffusion", "gemma4_text"),
+    ("lfm3", "gates of heads", "lfm2"),
+    ("granitemoe", "multipliers", "granite"),
+    ("hunyuan_v1_dense", "after RoPE", "qwen3"),
+    ("laguna", "softplus", "qwen3_moe"),
+    ("mellum", "windows beside experts", "qwen3_moe"),
+    ("apertus", "no gate", "qwen3"),
 )
 
 

@@ -1,7 +1,7 @@
 """`karat inspect config.json` of every kind of model in README's table: that it runs, and what memory it takes.
 
 tests/data/released_configs.json has keys as publishers write them, by hand, and the size that each publisher states, in
-billions of parameters of the text model.
+billions of parameters of the text model. Of a folder that is published quantised it has the bytes of its text model.
 """
 
 import json
@@ -34,7 +34,9 @@ def test_it_says_that_the_model_runs_and_what_it_takes(name: str, tmp_path: Path
     text = config.get("text_config", config)
     assert text["model_type"] in found["runs"]
     assert found["parameters"] == pytest.approx(billions * 1e9, rel=0.01)
-    assert found["memory"]["weight_bytes"] == 2 * found["parameters"]
+    gigabytes = RELEASED[name].get("gigabytes", 2 * found["parameters"] / 1e9)
+    assert ("gigabytes" in RELEASED[name]) == ("quantization_config" in config)
+    assert found["memory"]["weight_bytes"] == pytest.approx(gigabytes * 1e9, rel=0.005)
     sizes = found["converted_bytes"]
     assert 2 * found["parameters"] <= sizes["BF16"] <= 2.02 * found["parameters"]
     assert 0.45 * sizes["BF16"] < sizes["Q8_0"] < 0.6 * sizes["BF16"] and sizes["Q4_K_M"] < sizes["Q8_0"]

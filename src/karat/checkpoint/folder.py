@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from karat.checkpoint.composite import Composite, TextPart
 from karat.checkpoint.files import member, open_regular
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
-from karat.checkpoint.quantization import quantization_of
-from karat.checkpoint.safetensors import MAX_NAME_LEN, read_safetensors
+from karat.checkpoint.quantization import quantization_of, unread
+from karat.checkpoint.safetensors import MAX_NAME_LEN, REMEDY, read_safetensors
 from karat.checkpoint.scaled import joined, part_of, remarks_on_scaled
 from karat.checkpoint.strict_json import JsonError, JsonStream, read_json
 from karat.checkpoint.unused import Unused, remarks_on_unused, set_aside, unused_in_folder
@@ -84,7 +85,8 @@ def open_folder(
         config = read_json(config_file)
         kind = quantization_of(config)
         also = () if kind is None else (BYTES, NARROW)
-        weights = _read_shards(path, files, also) if files else read_safetensors(path / SINGLE, also)
+        read = partial(read_safetensors, also=also, remedy=unread(config) or REMEDY)
+        weights = _read_shards(path, files, read) if files else read(path / SINGLE)
         weights, others = set_aside(weights, part_of) if kind is not None else (weights, {})
         weights = joined(weights, kind) if kind is not None else weights
         remarks = remarks_on_scaled(weights.values(), kind) if kind is not None else []
@@ -227,8 +229,10 @@ def _weight_files(folder: Path) -> Mapping[str, str]:
     return files
 
 
-def _read_shards(folder: Path, files: Mapping[str, str], also: tuple[str, ...]) -> dict[str, Weight]:
-    """The tensors of all shards. Each must be in the file that the index names, and in no other."""
+def _read_shards(
+    folder: Path, files: Mapping[str, str], read: Callable[[Path], dict[str, Weight]]
+) -> dict[str, Weight]:
+    """The tensors of all shards, by what reads a file. Each must be in the file that the index names, in no other."""
     weights: dict[str, Weight] = {}
     strays: list[tuple[str, str]] = []
     for file, num_listed in Counter(files.values()).items():
@@ -236,7 +240,7 @@ def _read_shards(folder: Path, files: Mapping[str, str], also: tuple[str, ...]) 
             raise CheckpointError(
                 f"{folder}: has no {file}, into which the index puts {num_listed} tensors; download it too"
             )
-        for name, weight in read_safetensors(path, also).items():
+        for name, weight in read(path).items():
             if files.get(name) == file:
                 weights[name] = weight
             else:

@@ -9,8 +9,9 @@ Which matrices are quantised, the tensors themselves say; lists of modules that 
 Activations stay float32 whatever a config says of theirs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from karat.checkpoint.neutral import says_nothing
@@ -19,6 +20,7 @@ from karat.errors import ConfigError
 
 KEY = "quantization_config"
 _BLOCK_COLUMNS = 128
+_OF_FAMILIES = "mxfp4"  # which gpt_oss reads (karat.models.family)
 _OTHERWISE = "use the model's unquantised folder with --quantize, or a GGUF file of it"
 _LISTS = ("modules_to_not_convert", "ignored_layers", "modules_to_convert", "ignore", "exclude_modules")
 # Keys that say how a checkpoint was made, what a runtime does with activations, or which program wrote it.
@@ -69,6 +71,41 @@ def quantization_of(config: Mapping[str, Any]) -> Narrow | Nvfp4 | None:
         elif key != "quant_method" and key not in _ABOUT[method] and not says_nothing(key, value):
             raise _fault(key, value, f"is not supported with {method}; {_OTHERWISE}")
     return {"fp8": _fine_grained, "compressed-tensors": _compressed, "modelopt": _modelopt}[method](stated)
+
+
+def held_type(config: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> str | None:
+    """The type in memory of a tensor of a text model, as a config.json alone tells it; None: it is not quantised.
+
+    The files may say otherwise: patterns of modules are read as far as `*` goes. Raises ConfigError as
+    `quantization_of` does.
+    """
+    stated = config.get(KEY)
+    is_matrix = name.startswith("model.layers.") and len(shape) == 2
+    if not isinstance(stated, dict) or not is_matrix or any(fnmatchcase(name, spared) for spared in _spared(stated)):
+        return None
+    match quantization_of(config):
+        case Narrow():
+            return "F32" if shape[1] % _BLOCK_COLUMNS else "E4M3"
+        case Nvfp4():
+            return "F32"
+    return "MXFP4" if stated.get("quant_method") == _OF_FAMILIES and ".experts." in name else None
+
+
+def _spared(stated: Mapping[str, Any]) -> Iterator[str]:
+    """Patterns of the names of tensors that are not quantised."""
+    for key in _LISTS:
+        names = stated.get(key) if key != "modules_to_convert" else None
+        for name in names if isinstance(names, list) else ():
+            bare = str(name).removeprefix("re:").removeprefix("^").removesuffix("$")
+            yield f"*{bare.replace('language_model.', '').replace('.*', '*')}.*"
+
+
+def unread(config: Mapping[str, Any]) -> str | None:
+    """Why a folder is not read whose quantised tensors nobody reads; None where somebody does, or none are stated."""
+    text = config.get("text_config")
+    stated = config.get(KEY) or (text.get(KEY) if isinstance(text, dict) else None)
+    method = stated.get("quant_method") if isinstance(stated, dict) else None
+    return refusal(stated) if isinstance(method, str) and method not in (*_ABOUT, _OF_FAMILIES) else None
 
 
 def refusal(quantization: object) -> str:

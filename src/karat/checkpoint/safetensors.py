@@ -65,6 +65,8 @@ _FOREIGN = {
     b"<": "it looks like a web page: the download failed or needs a login",
 }
 
+REMEDY = "use the unquantised original of this model, or convert it to bfloat16"
+
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
@@ -91,10 +93,10 @@ def read_header(path: Path) -> SafetensorsHeader:
         return _read_header(path, file, size)
 
 
-def read_safetensors(path: Path, also: tuple[str, ...] = ()) -> dict[str, Weight]:
+def read_safetensors(path: Path, also: tuple[str, ...] = (), remedy: str = REMEDY) -> dict[str, Weight]:
     """The tensors of a file by name, memory-mapped. Raises CheckpointError for types that Karat does not compute.
 
-    `also` are types that are parts of weights here (karat.checkpoint.scaled).
+    `also` are types that are parts of weights here (karat.checkpoint.scaled); `remedy` is what the error says to do.
 
     Sizes are checked when the file is opened. If another process shortens the file later, the first lost page ends this
     process with SIGBUS, as with any mapping: replace models by renaming, never in place.
@@ -107,8 +109,7 @@ def read_safetensors(path: Path, also: tuple[str, ...] = ()) -> dict[str, Weight
             raise CheckpointError(
                 f"{path}: tensor {shown(others[0])} is {header.entries[others[0]].dtype}"
                 + (f" (and {len(others) - 1} more are of such types)" if others[1:] else "")
-                + f"; expected {', '.join(COMPUTED_TYPES)}: use the unquantised original of this model, or "
-                "convert it to bfloat16"
+                + f"; expected {', '.join(COMPUTED_TYPES)}: {remedy}"
             )
         mapping = mapped(file, size, path)
     data = np.frombuffer(mapping, dtype=np.uint8)

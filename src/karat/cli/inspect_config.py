@@ -11,6 +11,8 @@ from karat.cli.terminal import bytes_text, columns
 from karat.config import FLOAT_BYTES, ModelConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from karat.checkpoint.overrides import Overrides
     from karat.checkpoint.weights import WeightSpec
 
@@ -25,20 +27,35 @@ def facts_of_config(path: Path, overrides: "Overrides") -> dict[str, Any]:
     from karat.models.opening import config_alone
     from karat.models.registry import read_config
 
-    config = read_config(config_alone(path, overrides))
+    raw = config_alone(path, overrides)
+    config = read_config(raw)
     specs = {spec.source: spec for spec in weight_specs(config)}
     parameters = sum(math.prod(spec.shape) for spec in specs.values())
     stored = {mix: sum(_stored_bytes(spec, mix, config) for spec in specs.values()) for mix in _MIXES}
-    stated = parameters * FLOAT_BYTES[config.dtype or "bfloat16"]
+    held = sum(_held_bytes(spec, raw, config) for spec in specs.values())
     return {
         "path": str(path),
         "runs": f"as {config.model_type} ({FAMILIES[config.model_type].architecture})",
         "config": asdict(config),
         "parameters": parameters,
         "converted_bytes": stored,
-        "memory": memory_of(config, parameters, stated),
+        "memory": memory_of(config, parameters, held),
         "overrides": overrides.described(),
     }
+
+
+def _held_bytes(spec: "WeightSpec", raw: "Mapping[str, Any]", config: ModelConfig) -> int:
+    """Bytes of a tensor of the folder in memory."""
+    from karat.checkpoint.quantization import held_type
+    from karat.quant import FORMATS
+
+    count, dtype = math.prod(spec.shape), held_type(raw, spec.source, spec.shape)
+    match dtype:
+        case None:
+            return count * FLOAT_BYTES[config.dtype or "bfloat16"]
+        case "F32":
+            return count * FLOAT_BYTES["float32"]
+    return FORMATS[dtype].num_bytes(count)
 
 
 def _stored_bytes(spec: "WeightSpec", mix: str, config: ModelConfig) -> int:
