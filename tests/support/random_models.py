@@ -1,6 +1,7 @@
 """Small random models of every family, drawn by seed: a config.json and a transformers model with every tensor random.
 
-`draw_mistral3` draws one with a vision encoder beside the text model, `draw_voxtral` one with an audio encoder.
+`draw_mistral3` and `draw_muse_glimmer` draw one with a vision encoder beside the text model, `draw_voxtral` one with an
+audio encoder.
 
 Weights are drawn large enough that attention is far from uniform and logits have a deviation of at least 1; biases and
 norm weights are random too, so that a forgotten one shows.
@@ -15,8 +16,9 @@ import pytest
 import torch
 import transformers
 
-from tests.support.muse_glimmer import MuseGlimmerForCausalLM
+from karat.check.record import hf_muse_glimmer
 
+hf_muse_glimmer.register()  # transformers has the text model as a part of another alone
 FAMILIES = (
     "exaone4",
     "gemma2",
@@ -47,9 +49,18 @@ FAMILIES = (
     "smollm3",
 )
 # Whose traces by transformers are compared in `make test`, or in `make test-long` alone.
-# Muse Glimmer and Phi-3 have none yet.
-_RECORDED_LATER = ("gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "lfm2", "lfm2_moe", "qwen3_next")
-_NOT_RECORDED = ("muse_glimmer_text", "phi3")
+# Phi-3 has none: its modules are others than Llama's.
+_RECORDED_LATER = (
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "gemma4_unified_text",
+    "lfm2",
+    "lfm2_moe",
+    "muse_glimmer_text",
+    "qwen3_next",
+)
+_NOT_RECORDED = ("phi3",)
 RECORDED = tuple(family for family in FAMILIES if family not in (*_RECORDED_LATER, *_NOT_RECORDED))
 WITH_TRACES = [*RECORDED, *(pytest.param(family, marks=pytest.mark.long) for family in _RECORDED_LATER)]
 _MARGIN = 1e-4
@@ -442,6 +453,22 @@ def draw_mistral3(rng: random.Random, rope_type: str | None = None, family: str 
     }
 
 
+def draw_muse_glimmer(rng: random.Random) -> dict[str, Any]:
+    """The config.json of a Muse Glimmer with a small vision encoder, as transformers 5 writes it."""
+    text = draw_config(rng, "muse_glimmer_text")
+    del text["architectures"]
+    vision = {"hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return {
+        "model_type": "muse_glimmer",
+        "architectures": ["MuseGlimmerForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": vision | {"pos_emb_height": 2, "pos_emb_width": 2, "patch_size": 2},
+        "out_hidden_size": 64,
+        "projector_hidden_size": 8,
+        "tie_word_embeddings": text.pop("tie_word_embeddings"),
+    }
+
+
 def draw_voxtral(rng: random.Random) -> dict[str, Any]:
     """The config.json of a Llama with a small audio encoder beside it, as transformers 5 writes it."""
     text = {"head_dim": 16} | draw_config(rng, "llama")
@@ -510,8 +537,6 @@ def build(config: dict[str, Any], seed: int, dtype: torch.dtype = torch.float32)
     hf_config._attn_implementation = "eager"
     if "text_config" in config:
         model = getattr(transformers, config["architectures"][0])._from_config(hf_config, attn_implementation="eager")
-    elif config["model_type"] == "muse_glimmer_text":
-        model = MuseGlimmerForCausalLM._from_config(hf_config, attn_implementation="eager")
     else:
         auto = transformers.AutoModelForCausalLM
         model = auto.from_config(hf_config, attn_implementation="eager", experts_implementation="eager")

@@ -232,7 +232,9 @@ MIXTURES: tuple[Row, ...] = (
 _GEMMA2: dict[str, Any] = {"family": "gemma2"}
 _GEMMA3: dict[str, Any] = {"family": "gemma3_text"}
 _GEMMA4: dict[str, Any] = {"family": "gemma4_text"}
-_IN_TWO: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": 7, "sliding_window_pattern": 2}
+_MUSE: dict[str, Any] = {"family": "muse_glimmer_text"}
+_NARROW: dict[str, Any] = {"sliding_window": 7}
+_IN_TWO: dict[str, Any] = {**_NARROW, "num_hidden_layers": 2, "sliding_window_pattern": 2}
 # Of families that compute what few others do, on full traces alone.
 OF_FAMILIES: tuple[Row, ...] = (
     Row("norm-offset", families.norm_offset, _GEMMA2, "of Gemma 2"),
@@ -247,6 +249,16 @@ OF_FAMILIES: tuple[Row, ...] = (
     Row("v-norm", families.v_of_normed_k, _GEMMA4, "of K after its norm"),
     Row("rope-partial", families.proportional_as_partial, _GEMMA4, "where it is proportional"),
     Row("multiplier", families.multiplier, {"family": "granite"}, "of Granite"),
+    Row("multiplier", families.multiplier_of_muse, _MUSE, "of Muse Glimmer"),
+    Row("qk-norm-heads", families.unit_norms_together, _MUSE, "without weights"),
+    Row("qk-norm-missing", families.unit_norms_missing, _MUSE, "without weights"),
+    Row("norm-missing", families.embedding_unnormed, _MUSE, "of Muse Glimmer's embedding"),
+    Row("norm-offset", families.norm_offset, _MUSE, "of Muse Glimmer"),
+    Row("softcap", families.cap_of_logits, _MUSE, "of Muse Glimmer"),
+    Row(
+        "mask-window", families.window, {**_MUSE, "changes": {"sliding_window": 7}, "steps": "whole"}, "of Muse Glimmer"
+    ),
+    Row("rope-extra", families.rope_where_none_is, _MUSE, "of Muse Glimmer"),
 )
 _GROUPED_KEYS = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 # Of families with recurrent layers, on full traces alone too.

@@ -17,7 +17,11 @@ def norm_offset(subject: Subject, stack: ExitStack) -> None:
     model = subject.hf.model
     names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     groups = [[getattr(layer, f"{name}_layernorm") for layer in model.layers] for name in names]
-    groups += [[model.norm], [norm for group in groups for norm in group] + [model.norm]]
+    every = [norm for group in groups for norm in group]
+    if type(model.norm) is type(every[0]):  # Muse Glimmer's last norm has its weight as it is
+        groups.append([model.norm])
+        every.append(model.norm)
+    groups.append(every)
     if hasattr(model.layers[0].self_attn, "q_norm"):
         groups.append([norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)])
     is_alone = subject.rng.choice([True, False])
@@ -35,7 +39,8 @@ def _by_weight_alone(norm: Any, x: torch.Tensor) -> Any:
 def cap_of_logits(subject: Subject, stack: ExitStack) -> bool:
     """Left out, or another."""
     config = subject.hf.config
-    own, config.final_logit_softcapping = config.final_logit_softcapping, subject.rng.choice([None, 50.0])
+    none = 0.0 if config.model_type.startswith("muse") else None
+    own, config.final_logit_softcapping = config.final_logit_softcapping, subject.rng.choice([none, 50.0])
     return own is not None
 
 
@@ -130,3 +135,40 @@ def proportional_as_partial(subject: Subject, stack: ExitStack) -> bool:
 
     right = patch_module(subject, stack, "apply_rotary_pos_emb", turn)
     return size > 0
+
+
+def multiplier_of_muse(subject: Subject, stack: ExitStack) -> bool:
+    """Muse Glimmer's of q, or of logits, left out."""
+    if subject.rng.random() < 0.5:
+        subject.hf.config.output_multiplier = 1.0
+    else:
+        for layer in layers(subject):
+            layer.self_attn.qk_scale_factor = 1.0
+    return True
+
+
+def unit_norms_together(subject: Subject, stack: ExitStack) -> bool:
+    """q and k are normalised over all their heads; they have no weights that would say how many numbers that are."""
+
+    def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:  # [1, heads, tokens, head_dim]
+        return x * torch.rsqrt(x.pow(2).mean((1, 3), keepdim=True) + norm.eps)
+
+    for layer in layers(subject):
+        layer.self_attn.qk_norm.forward = types.MethodType(forward, layer.self_attn.qk_norm)
+    return bool(subject.hf.config.num_attention_heads > 1)
+
+
+def unit_norms_missing(subject: Subject, stack: ExitStack) -> None:
+    for layer in layers(subject):
+        layer.self_attn.qk_norm = nn.Identity()
+
+
+def embedding_unnormed(subject: Subject, stack: ExitStack) -> None:
+    subject.hf.model.embed_tokens.embed_norm = nn.Identity()
+
+
+def rope_where_none_is(subject: Subject, stack: ExitStack) -> bool:
+    """Layers of Muse Glimmer without RoPE turn q and k, as the others do."""
+    config = subject.hf.model.config
+    plain, config.layer_rope_theta = config.layer_rope_theta, [1.0] * len(config.layer_rope_theta)
+    return not all(plain)

@@ -1,4 +1,5 @@
-"""What families of one file differ in is named where it is wrong: whose RoPE, its factors, the window, norms of heads.
+"""What families of one file differ in is named where it is wrong: whose RoPE, its factors, the window, norms of heads,
+what q is multiplied by.
 
 The wrong engine is an executor with one wrong function, or with another RoPE table.
 """
@@ -18,7 +19,7 @@ from karat.check.record.executors import Steps, record_model
 from karat.check.trace.format import Trace
 from karat.config import RopeConfig
 from karat.models.registry import build, read_config
-from karat.ops.api import KvWrite, Op, PagedAttention, PartNorm, RmsNorm
+from karat.ops.api import KvWrite, L2Norm, Op, PagedAttention, PartNorm, RmsNorm, Scale
 from karat.ops.reference import ReferenceOps
 from tests.support import mistakes
 from tests.support.parallel import config_of
@@ -100,6 +101,47 @@ def test_norms_of_q_and_k_over_other_numbers(family: str) -> None:
             return (normed.reshape(len(x), -1, op.weight.size) * op.weight).reshape(op.x.shape)
 
     assert classes((graph, weights), Heads("float32")) == {frozenset({"qk-norm-heads"})}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["q_normed", "k_normed"])
+def test_norms_without_weights_over_all_heads(part: str) -> None:
+    class Together(ReferenceOps):
+        def apply(self, op: Op[Any]) -> Any:
+            if not isinstance(op, L2Norm) or not op.name.endswith(part):
+                return super().apply(op)
+            heads = op.x.shape[1]
+            square = np.mean(np.sum(op.x * op.x, axis=-1, keepdims=True), axis=1, keepdims=True)
+            assert heads > 1
+            return op.x / np.sqrt(square + np.float32(op.eps)) * np.float32(op.factor)
+
+    assert classes(mistakes.model_of("muse_glimmer_text"), Together("float32")) == {frozenset({"qk-norm-heads"})}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["q_normed", "embed_tokens_normed"])
+def test_a_norm_without_weights_that_is_left_out(part: str) -> None:
+    def left_out(op: Op[Any]) -> Op[Any]:
+        if not isinstance(op, L2Norm) or not op.name.endswith(part):
+            return op
+        return Scale(op.x, 1.0, name=op.name)
+
+    bug = "norm-missing" if part.startswith("embed") else "qk-norm-missing"
+    assert classes(mistakes.model_of("muse_glimmer_text"), Other(left_out)) == {frozenset({bug})}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "part"), [(-1, "q"), (1, "q"), (1, "k")])
+def test_what_q_is_multiplied_by(times: int, part: str) -> None:
+    """Left out, multiplied twice, and of k, too."""
+    graph, weights = mistakes.model_of("muse_glimmer_text")
+    factor = graph.config.qk_scale_factor
+
+    def change(op: Op[Any]) -> Op[Any]:
+        is_it = isinstance(op, L2Norm) and op.name.endswith(f"{part}_normed")
+        return replace(op, factor=op.factor * factor**times) if is_it else op
+
+    assert factor != 1 and classes((graph, weights), Other(change)) == {frozenset({"multiplier"})}
 
 
 @pytest.mark.slow

@@ -23,13 +23,14 @@ from karat.check.record.executors import Steps, record  # noqa: E402
 from karat.check.record.hf import load_hf, record_hf  # noqa: E402
 from karat.check.record.hf_files import HfFiles  # noqa: E402
 from karat.check.record.hf_layerwise import run_layerwise  # noqa: E402
+from karat.check.record.hf_modules import require_text_model  # noqa: E402
 from karat.check.record.layerwise import LayerwiseRun  # noqa: E402
 from karat.check.replay.drift import compare  # noqa: E402
 from karat.check.session.streamed import Streamed  # noqa: E402
 from karat.check.trace.format import make_info  # noqa: E402
 from karat.checkpoint.joins import renamed  # noqa: E402
 from karat.checkpoint.weights import Weight  # noqa: E402
-from karat.errors import CheckpointError  # noqa: E402
+from karat.errors import CheckpointError, ExecutorError  # noqa: E402
 from karat.ops.executor import Executor  # noqa: E402
 from karat.ops.reference import ReferenceOps  # noqa: E402
 from karat.ops.registry import create  # noqa: E402
@@ -91,10 +92,12 @@ def test_transformers_layer_by_layer_is_transformers(family: str, tmp_path: Path
         files.tensor("nothing")
 
 
+@pytest.mark.parametrize("whole", ["mistral3", "muse_glimmer"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_text_model_beside_others_layer_by_layer(tied: bool, tmp_path: Path) -> None:
+def test_the_text_model_beside_others_layer_by_layer(whole: str, tied: bool, tmp_path: Path) -> None:
     """Of a folder as transformers writes it, under other names; loaded whole it is the same text model."""
-    raw = random_models.draw_mistral3(random.Random(f"{SEED}-mistral3-{tied}")) | {"tie_word_embeddings": tied}
+    drawing = {"mistral3": random_models.draw_mistral3, "muse_glimmer": random_models.draw_muse_glimmer}[whole]
+    raw = drawing(random.Random(f"{SEED}-{whole}-{tied}")) | {"tie_word_embeddings": tied}
     hf = random_models.build(raw, 5)
     hf.save_pretrained(tmp_path)
     ids = list(range(2, 42))
@@ -104,10 +107,10 @@ def test_the_text_model_beside_others_layer_by_layer(tied: bool, tmp_path: Path)
     run_layerwise(tmp_path, ids, range(len(ids)), parts.append)
     arrays = {name: array for part in parts for name, array in part.items()}
     np.testing.assert_array_equal(arrays["lm_head"], expected)
-    whole = record_hf(load_hf(str(tmp_path)), Steps(tuple(ids)))
-    assert arrays.keys() == whole.arrays.keys()
+    trace = record_hf(load_hf(str(tmp_path)), Steps(tuple(ids)))
+    assert arrays.keys() == trace.arrays.keys()
     for name, array in arrays.items():
-        np.testing.assert_array_equal(array, whole.arrays[name], err_msg=name)
+        np.testing.assert_array_equal(array, trace.arrays[name], err_msg=name)
 
 
 @pytest.mark.drawn(4)
@@ -223,3 +226,10 @@ def test_tensors_that_files_join_are_split(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight: transformers' model needs it"):
         load_hf(str(tmp_path))  # transformers itself would draw it at random, and say so
+
+
+def test_what_transformers_has_no_text_model_of_is_refused() -> None:
+    from transformers import SiglipTextConfig
+
+    with pytest.raises(ExecutorError, match="no text model of the type siglip_text_model by itself"):
+        require_text_model(SiglipTextConfig())

@@ -2,7 +2,8 @@
 
 Covers: karat.check.model.checked, karat.check.model.graph, karat.check.model.kinds, karat.check.model.right.*,
 karat.check.model.roles, karat.check.model.tokens, karat.check.model.weights, karat.check.record.executors,
-karat.check.record.hf, karat.check.record.hf_gemma4, karat.check.replay.accumulation, karat.check.replay.align,
+karat.check.record.hf, karat.check.record.hf_attention, karat.check.record.hf_gemma4,
+karat.check.record.hf_muse_glimmer, karat.check.replay.accumulation, karat.check.replay.align,
 karat.check.replay.distances, karat.check.replay.drift, karat.check.replay.finding, karat.check.replay.noise,
 karat.check.replay.runs, karat.check.replay.segments, karat.check.trace.selection.
 """

@@ -117,6 +117,8 @@ class Enumeration:
             if node.kind == "scale" and node.layer is None:
                 for bug, detail, params in block.of_multiplier(node):
                     yield Variant(bug, f"{node.name}: {detail}", {node.name: params})
+            if node.kind == "l2_norm" and node.layer is None:
+                yield Variant("norm-missing", f"{node.name}: skipped", {node.name: {"as_it_is": True}})
         for bug, detail, params in linear.linears(self.scope, self.graph.nodes[head]):
             yield Variant(bug, detail, {head: params})
         logits = self.graph.nodes["lm_head"]

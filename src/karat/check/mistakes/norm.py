@@ -30,7 +30,8 @@ BUGS: Mapping[str, Bug] = {
     ),
     "qk-norm-heads": Bug(
         "q and k are normalised head by head where it should be all heads together, or the reverse",
-        "the weight's length says it: that of a head (Qwen3, Gemma 3), or of all (OLMo 2 and 3, OLMoE)",
+        "the weight's length says it: that of a head (Qwen3, Gemma 3), or of all (OLMo 2 and 3, OLMoE); without a "
+        "weight it is a head (Muse Glimmer)",
     ),
     "norm-eps": Bug("the norm has another eps", "take rms_norm_eps from config.json"),
     "norm-eps-outside": Bug("the norm adds eps outside the root", "x / sqrt(mean(x²) + eps)"),
@@ -58,6 +59,19 @@ def skip(norm: Op[Norm], a: Norm, _: bool) -> Array:
 @mistake("l2_norm", of=l2_norm, choices=(True,))
 def as_it_is(l2_norm: Op[EuclidNorm], a: EuclidNorm, _: bool) -> Array:
     return a.x
+
+
+@mistake("l2_norm", of=l2_norm, choices=(True,))
+def unnormed(l2_norm: Op[EuclidNorm], a: EuclidNorm, _: bool) -> Array:
+    """x is multiplied, and not normalised."""
+    return a.x * (a.factor / np.sqrt(a.x.dtype.type(a.x.shape[-1])))
+
+
+@mistake("l2_norm", of=l2_norm, choices=(True,))
+def together(l2_norm: Op[EuclidNorm], a: EuclidNorm, _: bool) -> Array:
+    """All heads of a row as if they were one."""
+    row, heads = a.x.reshape(len(a.x), -1), a.x.dtype.type(a.x.shape[-2])
+    return l2_norm(EuclidNorm(row, a.eps * heads, a.factor * np.sqrt(heads))).reshape(a.x.shape)
 
 
 @mistake("norm", of=norm)
@@ -193,6 +207,26 @@ def qk_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, P
     yield "qk-norm-missing", "RoPE's result is normalised", late
 
 
+def unit_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
+    """Those of q and k that have no weights. Of q also what it is multiplied by."""
+    q, k = "self_attn.q_normed", "self_attn.k_normed"
+    if q not in layer:
+        return
+    for detail, roles in (("q and k", (q, k)), ("q", (q,)), ("k", (k,))):
+        yield "qk-norm-missing", f"{detail} not normalised", {role: {"unnormed": True} for role in roles}
+        if layer.shape.num_heads > 1:
+            yield "qk-norm-heads", f"{detail}: all heads together", {role: {"together": True} for role in roles}
+    unit = layer.shape.head_dim**0.5
+    factor = layer.node(q).params["factor"] / unit
+    if factor == 1:
+        return
+    yield "qk-norm-missing", "q neither normalised nor multiplied", {q: {"as_it_is": True}}
+    yield "multiplier", "q is not multiplied", {q: {"factor": unit}}
+    yield "multiplier", "q is multiplied twice", {q: {"factor": unit * factor**2}}
+    yield "multiplier", "q is divided", {q: {"factor": unit / factor}}
+    yield "multiplier", "k is multiplied, too", {k: {"factor": unit * factor}}
+
+
 def v_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Params]]]:
     v = "self_attn.v_norm"
     if v not in layer:
@@ -207,4 +241,4 @@ def v_norms(scope: Scope, layer: Layer) -> Iterator[tuple[str, str, dict[str, Pa
             yield "v-norm", f"v is {role}", {v: {"inputs": (name,), "as_it_is": True}}
 
 
-OF_LAYER: Sequence[OfLayer] = (qk_norms, v_norms, norms)
+OF_LAYER: Sequence[OfLayer] = (qk_norms, unit_norms, v_norms, norms)

@@ -1,8 +1,7 @@
 """Traces of transformers models, through hooks: what a model really computed, right or faulty.
 
-Nothing is computed a second time. Module outputs and inputs come from forward hooks. k after RoPE comes from the
-model's own `apply_rotary_pos_emb`, q from what its eager attention is given. Scores and weights are the argument and
-the result of the softmax there.
+Nothing is computed a second time. Module outputs and inputs come from forward hooks, what functions of the model's
+source file compute from these functions (karat.check.record.hf_attention, hf_delta_nets, hf_short_convs).
 """
 
 import inspect
@@ -10,7 +9,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,14 @@ import torch
 
 from karat.check.record import hf_gemma4
 from karat.check.record.executors import Steps
+from karat.check.record.hf_attention import Attentions
 from karat.check.record.hf_delta_nets import DeltaNets
 from karat.check.record.hf_files import HfFiles
 from karat.check.record.hf_modules import (
     by_token,
     has_gate,
+    is_gated,
+    made_of_rows,
     mixer_of,
     mixers_of,
     other_modules,
@@ -32,9 +33,8 @@ from karat.check.record.hf_modules import (
     reader_of_residual,
     refuse_other_modules,
     require_text_model,
-    scales_itself,
 )
-from karat.check.record.hf_observers import SoftmaxObserver, rows_seen
+from karat.check.record.hf_observers import rows_seen
 from karat.check.record.hf_short_convs import ShortConvs
 from karat.check.trace.format import MASKED, Array, Trace, make_info
 from karat.check.trace.selection import EVERYTHING, Selection, padded
@@ -67,8 +67,8 @@ _LAYER_INPUTS = {
     "conv.out_proj": "conv.gated",
     "mlp.down_proj": "mlp.act",
 }
-# Where q_proj has a gate.
-_GATED_INPUTS = _LAYER_INPUTS | {"self_attn.q_norm": "self_attn.q", "self_attn.o_proj": "self_attn.gated"}
+_GATED_INPUTS = _LAYER_INPUTS | {"self_attn.o_proj": "self_attn.gated"}
+_GATED_BY_Q_INPUTS = _GATED_INPUTS | {"self_attn.q_norm": "self_attn.q"}  # where q_proj has the gate's rows
 
 
 def load_hf(path: str, dtype: FloatName | None = None) -> Any:
@@ -111,6 +111,7 @@ def text_part(model: Any) -> Any:
     """The text model in a transformers model of several parts, with the same modules in it."""
     from transformers import AutoModelForCausalLM
 
+    require_text_model(model.config.get_text_config())
     with torch.device("meta"):
         text = AutoModelForCausalLM.from_config(model.config.get_text_config(), attn_implementation="eager")
     text.model, text.lm_head = model.model.language_model, model.lm_head
@@ -200,7 +201,7 @@ class Recorder:
         self._parts: dict[str, list[torch.Tensor]] = defaultdict(list)
         self._embedded: torch.Tensor | None = None
         self._layer = 0
-        self._turned: str | None = None  # the layer whose RoPE came last
+        self._attentions = Attentions(self._keep_of("self_attn"), lambda: self.end)
         self._delta_nets, self._short_convs = DeltaNets(self._keep_of("linear_attn")), ShortConvs(self._keep_of("conv"))
         self.end = 0  # tokens computed when this step is done
 
@@ -212,14 +213,14 @@ class Recorder:
         return lambda name, value: self._keep(f"model.layers.{self._layer}.{mixer}.{name}", value)
 
     def _keep_embedded(self, module: Any, _args: Any, out: torch.Tensor) -> None:
-        if not scales_itself(module):
+        if made_of_rows(module) is None:
             self._embedded = out
             self._keep("model.embed_tokens", out)
 
-    def _keep_scaled(self, _module: Any, args: tuple[torch.Tensor, ...]) -> None:
+    def _keep_made(self, name: str, args: tuple[torch.Tensor, ...]) -> None:
         """What the first layer reads, if the model made it of the embedding."""
         if args[0] is not self._embedded:
-            self._keep("model.embed_tokens_scaled", args[0])
+            self._keep(name, args[0])
 
     def _keep(self, name: str, value: torch.Tensor) -> None:
         """A result [1, tokens, …]."""
@@ -245,10 +246,11 @@ class Recorder:
             try:
                 embedded = base.embed_tokens.register_forward_hook(self._keep_embedded)
                 stack.callback(embedded.remove)
-                if scales_itself(base.embed_tokens):
+                if made_of_rows(base.embed_tokens) is not None:
                     stack.enter_context(rows_seen(base.embed_tokens, self._keep_rows))
                 output(part_of(base, "norm"), "model.norm")
-                first = base.layers[0].register_forward_pre_hook(self._keep_scaled)
+                made = f"model.embed_tokens_{made_of_rows(base.embed_tokens) or 'scaled'}"
+                first = base.layers[0].register_forward_pre_hook(lambda _m, args: self._keep_made(made, args))
                 stack.callback(first.remove)
                 hf_gemma4.hook_inputs(base, self._keep, output, stack)
                 stack.callback(part_of(base, "rotary_emb").register_forward_hook(self._keep_rotary).remove)
@@ -257,10 +259,10 @@ class Recorder:
             except AttributeError as fault:
                 raise other_modules(model, fault) from None
             if getattr(model.config, "final_logit_softcapping", None):
-                output(model.lm_head, "lm_head_uncapped")
+                output(getattr(model, "scaled", model.lm_head), "lm_head_uncapped")
             # What the model makes of its head: logits may be scaled, or have a cap.
             stack.callback(model.register_forward_hook(lambda _m, _args, out: self._keep("lm_head", out.logits)).remove)
-            functions = {"apply_rotary_pos_emb": self._watch_rotary, "eager_attention_forward": self._watch}
+            functions = dict(self._attentions.functions)
             mixers = mixers_of(model)
             functions |= self._delta_nets.functions if "linear_attn" in mixers else {}
             functions |= self._short_convs.functions if "conv" in mixers else {}
@@ -291,8 +293,10 @@ class Recorder:
             find = part_or_none if part.rpartition(".")[2] in optional else part_of
             if (module := find(layer, part)) is not None:
                 output(module, f"{prefix}.{part}")
-        is_gated = mixer == "self_attn" and has_gate(layer.self_attn)
-        for part, name in (_GATED_INPUTS if is_gated else _LAYER_INPUTS).items():
+        inputs = _LAYER_INPUTS
+        if mixer == "self_attn" and is_gated(layer.self_attn):
+            inputs = _GATED_BY_Q_INPUTS if has_gate(layer.self_attn) else _GATED_INPUTS
+        for part, name in inputs.items():
             if not part.startswith(absent):
                 argument(part_of(layer, part), f"{prefix}.{name}")
         argument(part_of(layer, reader_of_residual(layer)), f"{prefix}.attention_residual")
@@ -301,6 +305,7 @@ class Recorder:
             self._layer = number
 
         stack.callback(layer.register_forward_pre_hook(enter).remove)
+        self._attentions.hook(layer, prefix, output, stack)
         hf_gemma4.hook_layer(layer, number, self._keep, argument, stack)
 
     def _hook_experts(self, mlp: Any, prefix: str, output: Any, stack: ExitStack) -> None:
@@ -343,39 +348,6 @@ class Recorder:
         self._keep("model.rotary_emb.cos", out[0][..., :half])
         self._keep("model.rotary_emb.sin", out[1][..., :half])
         self._parts["model.rotary_emb.inv_freq"] = [module.inv_freq.detach().clone()]
-
-    def _watch_rotary(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            turned, name = original(*args, **kwargs), f"model.layers.{self._layer}.self_attn"
-            has_both = isinstance(turned, tuple)
-            if has_both or self._turned == name:  # q came before
-                self._keep(f"{name}.k_rope", turned[1].transpose(1, 2) if has_both else turned)
-            self._turned = name
-            return turned
-
-        return watched
-
-    def _watch(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            prefix, has_sinks = f"model.layers.{self._layer}.self_attn", hasattr(args[0], "sinks")
-            if prefix == self._turned:  # q is the attention's, as it may grow after RoPE
-                self._keep(f"{prefix}.q_rope", args[1].transpose(1, 2))
-                self._turned = None
-            keep = partial(self._keep_keys, f"{prefix}.scores", empty=-torch.inf)
-            with SoftmaxObserver(keep, has_sinks=has_sinks):
-                output, weights = original(*args, **kwargs)
-            if weights is not None:
-                self._keep_keys(f"{prefix}.weights", weights, 0.0)
-            if has_gate(args[0]):
-                self._keep(f"{prefix}.attention", output.flatten(2))
-            return output, weights
-
-        return watched
-
-    def _keep_keys(self, name: str, value: torch.Tensor, empty: float) -> None:
-        """Keys by absolute position: the cache of a layer with a window holds only the last ones."""
-        dropped = max(0, self.end - value.shape[-1])
-        self._keep(name, torch.nn.functional.pad(value, (dropped, 0), value=empty))
 
     def take(self, num_tokens: int) -> dict[str, Array]:
         """The arrays recorded so far; the recorder forgets them."""

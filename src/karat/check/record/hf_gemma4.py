@@ -25,7 +25,7 @@ def outputs_of(layer: Any) -> list[str]:
 
 
 def optional_in(layer: Any) -> frozenset[str]:
-    """Of modules that all layers have elsewhere, those that a layer of Gemma 4 may lack.."""
+    """Of modules that all layers have elsewhere, those that a layer of Gemma 4 may lack."""
     return frozenset(("k_proj", "v_proj")) if hasattr(layer, "layer_scalar") else frozenset()
 
 

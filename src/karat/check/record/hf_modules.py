@@ -58,6 +58,11 @@ def has_gate(attention: Any) -> bool:
     return bool(rows == 2 * columns)
 
 
+def is_gated(attention: Any) -> bool:
+    """Whether its result is multiplied by a gate, of rows of q_proj or of a matrix of its own."""
+    return hasattr(attention, "gate_proj") or has_gate(attention)
+
+
 def by_token(base: Any, name: str, out: Any) -> Any:
     """A module's result [1, tokens, …]. Norms of heads have their heads before the tokens in some models."""
     if out.ndim != 4 or not name.endswith((".q_norm", ".k_norm")):
@@ -94,10 +99,19 @@ def scales_itself(embedding: Any) -> bool:
     return hasattr(embedding, "embed_scale")
 
 
+def made_of_rows(embedding: Any) -> str | None:
+    """What an embedding makes of the rows of its table: Gemma's are scaled, Muse Glimmer's normed."""
+    return "normed" if hasattr(embedding, "embed_norm") else "scaled" if scales_itself(embedding) else None
+
+
 def require_text_model(config: Any) -> None:
     """ExecutorError where transformers has the text model of this configuration as a part of another alone."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    if config.model_type == "muse_glimmer_text":
+        from karat.check.record import hf_muse_glimmer
+
+        hf_muse_glimmer.register()
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ExecutorError(
             f"transformers has no text model of the type {config.model_type} by itself; compare with the reference, or "
