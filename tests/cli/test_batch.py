@@ -91,10 +91,10 @@ def test_killed_anywhere_it_goes_on(num_kills: int, tmp_path: Path) -> None:
     assert left == {"cut.jsonl", "cut.jsonl.journal"}
 
 
-def test_what_failed_has_its_file_and_its_exit_code(tmp_path: Path, karat: Karat) -> None:
+def test_what_failed_has_its_file_and_its_exit_code(tmp_path: Path, karat_here: Karat) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "Once", "max_tokens": 2}\nno JSON\n{"prompt": "x", "temperature": -1}\n')
-    done = karat("batch", str(source), "-o", str(out))
+    done = karat_here("batch", str(source), "-o", str(out))
     assert done.returncode == 14, done.stderr
     assert "2 failed" in done.stderr and str(tmp_path / "out.errors.jsonl") in done.stderr
     assert [line["custom_id"] for line in lines_of(out)] == ["line-1"]
@@ -103,20 +103,20 @@ def test_what_failed_has_its_file_and_its_exit_code(tmp_path: Path, karat: Karat
     assert refused["response"]["status_code"] == 400
     assert refused["response"]["body"]["error"]["param"] == "temperature"
     source.write_text('{"prompt": "Once", "max_tokens": 2}\n')
-    again = karat("batch", str(source), "-o", str(out))
+    again = karat_here("batch", str(source), "-o", str(out))
     assert again.returncode == 0 and "1 requests, 1 of them answered before" in again.stderr
     assert not (tmp_path / "out.errors.jsonl").exists()
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_table(kind: str, tmp_path: Path, karat: Karat) -> None:
+def test_a_table(kind: str, tmp_path: Path, karat_here: Karat) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     source, out = tmp_path / f"in.{kind}", tmp_path / "out.jsonl"
     table = pyarrow.table({"name": ["fox", "sea"], "text": ["Once, upon", "A day"]})
     module = pytest.importorskip(f"pyarrow.{kind}")
     (module.write_csv if kind == "csv" else module.write_table)(table, source)
     words = ["--column", "text", "--id-column", "name", "--body", '{"max_tokens": 3}']
-    done = karat("batch", str(source), "-o", str(out), *words)
+    done = karat_here("batch", str(source), "-o", str(out), *words)
     assert done.returncode == 0, done.stderr
     assert [line["custom_id"] for line in lines_of(out)] == ["fox", "sea"]
     assert {line["response"]["body"]["usage"]["completion_tokens"] for line in lines_of(out)} == {3}
@@ -152,13 +152,13 @@ def test_two_servers(tmp_path: Path, karat: Karat) -> None:
 
 
 def test_a_disk_that_is_full(tmp_path: Path, karat: Karat) -> None:
-    source, out = write_requests(tmp_path / "in.jsonl", 300), tmp_path / "out.jsonl"
-    with room_for(150_000):
+    source, out = write_requests(tmp_path / "in.jsonl", 120), tmp_path / "out.jsonl"
+    with room_for(60_000):
         done = karat("batch", str(source), "-o", str(out))
     assert done.returncode == 1 and "free some space" in done.stderr and not out.exists()
     done = karat("batch", str(source), "-o", str(out))
     assert done.returncode == 0 and "of them answered before" in done.stderr
-    assert len(lines_of(out)) == 300
+    assert len(lines_of(out)) == 120
 
 
 def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, karat: Karat) -> None:

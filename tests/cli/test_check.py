@@ -30,6 +30,7 @@ from karat.ops.api import Op, RmsNorm
 from karat.ops.native import NativeOps, unavailable_reason
 from tests.cli import alphabet_model
 from tests.cli.conftest import Karat
+from tests.engine.tiny import write_model
 
 
 def test_the_embedded_model_passes(tmp_path: Path, karat_here: Karat) -> None:
@@ -244,15 +245,15 @@ def test_a_quantised_file_is_called_so(quant: str, tmp_path: Path, karat_here: K
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason="there is no native executor here")
 class TestInvariance:
-    def test_every_setting_has_the_same_digest(self, karat_here: Karat) -> None:
-        done = karat_here("check", "--invariance", "--tokens", "40")
+    def test_every_setting_has_the_same_digest(self, tmp_path: Path, karat_here: Karat) -> None:
+        done = karat_here("check", str(write_model(tmp_path)), "--invariance", "--tokens", "40")
         rows = done.stdout.splitlines()
         assert done.returncode == 0 and rows.pop() == "verdict: exact"
         assert len(rows) >= 11 and all(row.endswith("  same") for row in rows)
         assert len({row.split()[-2] for row in rows}) == 1
 
     @pytest.mark.slow
-    def test_one_that_has_another_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_that_has_another_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Op by op, one sum of the last norm is the next number above it."""
         apply = NativeOps.apply
 
@@ -263,7 +264,8 @@ class TestInvariance:
             return out
 
         monkeypatch.setattr(NativeOps, "apply", broken)
-        done = CliRunner().invoke(command(), ["check", "--invariance", "--tokens", "40", "--json"], obj=Invocation())
+        words = ["check", str(write_model(tmp_path)), "--invariance", "--tokens", "40", "--json"]
+        done = CliRunner().invoke(command(), words, obj=Invocation())
         facts = json.loads(done.stdout)
         assert (done.exit_code, facts["verdict"]) == (1, "bug")
         assert [row["setting"] for row in facts["settings"] if not row["same"]] == ["op by op, every result recorded"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from karat.bench import limits
 from karat.cli import habits
 from karat.cli.app import command
 from karat.cli.habits import commanded, translated
@@ -337,8 +338,10 @@ def test_a_model_where_a_text_belongs(tmp_path: Path, karat_here: Karat) -> None
     )
 
 
-def test_lengths_between_commas(karat_here: Karat) -> None:
+def test_lengths_between_commas(karat_here: Karat, monkeypatch: pytest.MonkeyPatch) -> None:
     """As llama-bench takes them."""
+    monkeypatch.setattr(limits, "MIN_BUFFER_BYTES", 4 << 20)
+    monkeypatch.setattr(limits, "last_cache_bytes", lambda: 0)
     done = karat_here(
         "bench", "--shape", "tiny", "-q", "-p", "8,16", "-n", "2", "--repeat", "1", "--context", "0", "--json"
     )

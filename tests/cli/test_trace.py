@@ -17,6 +17,7 @@ from karat.check.trace.reading import read_trace
 from karat.check.trace.writing import write_trace
 from tests.cli import alphabet_model
 from tests.cli.conftest import Karat
+from tests.engine.tiny import write_model
 
 
 def test_a_trace_of_karat_is_healthy(tmp_path: Path, karat_here: Karat) -> None:
@@ -124,7 +125,8 @@ def test_validate_lets_arrays_of_other_things_be(tmp_path: Path, karat_here: Kar
 def test_single_tokens_are_traced_and_judged_as_a_part(tmp_path: Path, karat_here: Karat) -> None:
     """Against the rows of a full trace; alone, beside the full one, and with a mistake in one of the rows."""
     whole, part, wrong = tmp_path / "whole", tmp_path / "part", tmp_path / "wrong"
-    options = ("--ids", "5,9,300,7,8,9,44,12", "--executor", "reference")
+    model = str(write_model(tmp_path, num_hidden_layers=4))
+    options = (model, "--ids", "5,9,200,7,8,9,44,12", "--executor", "reference")
     karat_here("trace", "-o", str(whole), *options)
     done = karat_here("trace", "-o", str(part), *options, "--only-tokens", "1,4-5,-1")
     assert done.returncode == 0, done.stderr
@@ -146,7 +148,7 @@ def test_single_tokens_are_traced_and_judged_as_a_part(tmp_path: Path, karat_her
     done = karat_here("diagnose", str(part), "--reference", str(part))  # of the same tokens
     assert done.returncode == 0 and "model.layers.3:" in done.stdout, done.stdout + done.stderr
     arrays = {name: np.array(x) for name, x in some.arrays.items()}
-    arrays["model.layers.2.self_attn.scores"] *= np.sqrt(32)
+    arrays["model.layers.2.self_attn.scores"] *= np.sqrt(8)
     write_trace(wrong, Trace(some.info, arrays))
     facts = json.loads(karat_here("diagnose", str(wrong), "--json").stdout)
     bugs = [(bug["classes"], bug["places"]) for bug in facts["bugs"]]

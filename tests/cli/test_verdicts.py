@@ -99,7 +99,7 @@ def test_where_no_stage_can_be_run_nothing_is_said_to_be_right(
 def test_output_that_cannot_be_written_is_no_bug_of_the_model(tmp_path: Path, karat_here: Karat) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [*COMMAND, "check", "--stages", "weights"],
+            [*COMMAND, "check", "--stages", "weights", "--against", "reference"],
             stdout=full,
             stderr=subprocess.PIPE,
             env=environment(),

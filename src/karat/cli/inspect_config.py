@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _MIXES = ("BF16", "Q8_0", "Q4_K_M")  # what `karat convert` may write
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"\.experts\.\d+\.")  # of a layer, whose experts are all stored alike
 
 
 def facts_of_config(path: Path, overrides: "Overrides") -> dict[str, Any]:
@@ -31,7 +33,8 @@ def facts_of_config(path: Path, overrides: "Overrides") -> dict[str, Any]:
     config = read_config(raw)
     specs = {spec.source: spec for spec in weight_specs(config)}
     parameters = sum(math.prod(spec.shape) for spec in specs.values())
-    stored = {mix: sum(_stored_bytes(spec, mix, config) for spec in specs.values()) for mix in _MIXES}
+    kinds = Counter((_EXPERT.sub(".experts.0.", spec.source), spec.shape) for spec in specs.values())
+    stored = {mix: sum(count * _stored_bytes(*kind, mix, config) for kind, count in kinds.items()) for mix in _MIXES}
     held = sum(_held_bytes(spec, raw, config) for spec in specs.values())
     return {
         "path": str(path),
@@ -58,15 +61,15 @@ def _held_bytes(spec: "WeightSpec", raw: "Mapping[str, Any]", config: ModelConfi
     return FORMATS[dtype].num_bytes(count)
 
 
-def _stored_bytes(spec: "WeightSpec", mix: str, config: ModelConfig) -> int:
+def _stored_bytes(source: str, shape: tuple[int, ...], mix: str, config: ModelConfig) -> int:
     """Bytes of a tensor in a file that `karat convert` makes."""
     from karat.checkpoint.weights import PLAIN_BYTES
     from karat.convert.mix import MIXES, type_of
     from karat.quant import FORMATS
 
-    layer = _LAYER.match(spec.source)
-    dtype = type_of(MIXES[mix], spec.source, spec.shape, int(layer[1]) if layer else None, config)
-    count = math.prod(spec.shape)
+    layer = _LAYER.match(source)
+    dtype = type_of(MIXES[mix], source, shape, int(layer[1]) if layer else None, config)
+    count = math.prod(shape)
     return FORMATS[dtype].num_bytes(count) if dtype in FORMATS else count * PLAIN_BYTES[dtype]
 
 
