@@ -307,6 +307,7 @@ def test_a_request_goes_to_another_process_as_it_is() -> None:
         cache_point=2,
         tells_progress=True,
         receipt="digests",
+        is_watched=False,
     )
     plain = Request("", (), SamplingParams(), 0)
     assert all(getattr(asked, name) != getattr(plain, name) for name in Request.__struct_fields__)

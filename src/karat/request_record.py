@@ -15,6 +15,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     karat.engine.scheduling.scheduler). With `resume` the one choice goes on from there. `cache_point` is the number of
     tokens with which the next turn of the conversation begins too, where that is known (karat.text.cache_point). With
     `tells_progress` each step reports the prompt's progress. `receipt`: whether the output has one (karat.receipts).
+    If `is_watched`, its tokens are told as they come; else once there is a first one, and when a choice ends.
     """
 
     request_id: str
@@ -30,3 +31,4 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     cache_point: int | None = None
     tells_progress: bool = False
     receipt: ReceiptWish = False
+    is_watched: bool = True

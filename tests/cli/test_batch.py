@@ -1,6 +1,6 @@
 """`karat batch`, as its users run it: by the engine here and by servers, killed anywhere, on a full disk.
 
-Covers: karat.cli.batch, karat.batch_files.here.
+Covers: karat.cli.batch.
 """
 
 import json

@@ -6,6 +6,7 @@ The app has no socket. Its keeper starts an engine that died again, as for a ser
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 from karat.batch_files.asking import AppHere
 from karat.engine.async_llm import AsyncLLM
@@ -20,7 +21,7 @@ async def engine_here(
     open_llm: Callable[[], Awaitable[AsyncLLM]], settings: ServerSettings, *, receipts: bool
 ) -> AsyncIterator[tuple[AppHere, AsyncLLM]]:
     """The app and its engine, loaded. Errors of loading pass through, and that of an engine that died for good."""
-    keeper = Keeper(open_llm)
+    keeper, settings = Keeper(open_llm), replace(settings, is_watched=False)
     loaded: asyncio.Future[AsyncLLM] = asyncio.get_running_loop().create_future()
     body = asyncio.current_task()
     assert body is not None, "a coroutine runs in a task"

@@ -304,8 +304,13 @@ class AsyncLLM:
         prompt_progress: bool = False,
         receipt: ReceiptWish = False,
         resume: Resume | None = None,
+        is_watched: bool = True,
     ) -> Request:
-        """All that is asked for, for `follow`. Arguments are as in `stream`. RequestError for what makes no request."""
+        """All that is asked for, for `follow`. Arguments are as in `stream`. RequestError for what makes no request.
+
+        If it is not watched, updates come with the first token and with the end of a choice alone, and steps for such
+        requests alone take as long as they take, as in `LLM.generate`.
+        """
         self._engine.attach()
         *_, make = self._making(
             prompt,
@@ -316,6 +321,7 @@ class AsyncLLM:
             tells_progress=prompt_progress,
             receipt=receipt,
             resume=resume,
+            is_watched=is_watched,
         )
         return make() if isinstance(prompt, ChatPrompt) else await self._opener.in_thread(make)
 

@@ -403,7 +403,8 @@ class Engine:
             if isinstance(reader, Choice):
                 changed[reader.request_id] = None
         for request_id in changed:
-            self._entries[request_id].publish()
+            if (entry := self._entries[request_id]).is_due:
+                entry.publish()
         self._num_steps += 1
         self._half_done = False
         now, is_beside = self._clock(), step.is_beside

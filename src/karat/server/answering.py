@@ -107,6 +107,7 @@ class Answering:
                 prompt_progress=asked.form.progress and asked.form.stream,
                 receipt=terms.receipt,
                 resume=terms.resume,
+                is_watched=self._settings.is_watched,
             )
             llm.admission.check_lengths(params, num_tokens, each.end_token_ids)  # refused before a stream begins
             requests.append(each)

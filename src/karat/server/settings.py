@@ -22,7 +22,10 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """`model_names`: at least one; the first is for requests without one. Without keys every client is accepted."""
+    """`model_names`: at least one; the first is for requests without one. Without keys every client is accepted.
+
+    `is_watched`: somebody may see an answer before its end.
+    """
 
     model_names: tuple[str, ...]
     host: str = "127.0.0.1"
@@ -38,6 +41,7 @@ class ServerSettings:
     drain_s: float = 30
     queue_timeout_s: float | None = None  # for which requests wait while the model is loading, too
     signer: Signer | None = None  # of receipts
+    is_watched: bool = True
     limits: ServerLimits = ServerLimits()
 
     @property

@@ -24,7 +24,7 @@ from karat.engine.remote import worker as async_worker
 from karat.engine.remote.messages import Abort, Replayed, Stepped
 from karat.engine.remote.process import encoded
 from karat.engine.remote.worker import Worker, _Line
-from karat.engine.requests.request_updates import RequestUpdate
+from karat.engine.requests.request_updates import Gathered, RequestUpdate
 from karat.errors import OverloadedError, RequestError, SlowReaderError, UsageError
 from karat.ops.executor import AtOnce
 from karat.outputs import StreamChunk
@@ -131,6 +131,43 @@ def test_progress_is_told_twice_a_second_to_who_asks(is_asked: bool, llm: LLM, m
         assert computed == [512]
     assert told[-1].updates[-1].ended
     engine._pace.__init__(0.0)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_who_watches_nothing_has_the_first_token_and_each_end(is_watched: bool, llm: LLM) -> None:
+    """And the same answers."""
+    params = SamplingParams(n=2, max_tokens=20, stop=(" a",), ignore_eos=True)
+    asked = structs.replace(add(60), params=params, seed=3, is_watched=is_watched)
+    (plain,) = [gathered.output() for gathered in llm._shared.run([asked], show_progress=False)]
+    lengths = {len(choice.token_ids) for choice in plain.outputs}
+    updates = [update for message in served(llm, [asked], *[[] for _ in range(25)]) for update in message.updates]
+    gathered = Gathered(asked)
+    for update in updates:
+        gathered.add(update)
+    assert gathered.output().outputs == plain.outputs and len(lengths) == 2 and min(lengths) > 1
+    assert len(updates) == (max(lengths) if is_watched else 3)
+    assert updates[0].chunks and updates[0].progress is not None and updates[-1].ended
+
+
+def test_a_step_that_nobody_watches_is_not_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But it is where one watches. And while it lasts the worker says now and then that it goes on."""
+    bounded, now, advance = list[bool](), [0.0], llm.engine.advance
+
+    def slow(*, is_watched: bool, prompt_step_s: float) -> None:
+        bounded.append(is_watched)
+        now[0] += 0.3
+        advance(is_watched=is_watched, prompt_step_s=prompt_step_s)
+
+    monkeypatch.setattr(llm.engine, "advance", slow)
+    line = Line([[structs.replace(add(61, max_tokens=14), is_watched=False)], *[[] for _ in range(5)], [add(62)]])
+    line.commands += [[], [Abort("62")], *[[] for _ in range(10)]]
+    with suppress(EOFError):
+        Worker(line, llm, lambda: now[0]).serve()  # type: ignore[arg-type]
+    assert bounded == [False] * 6 + [True] * 2 + [False] * 6
+    assert [len(message.updates) for message in line.told[:2]] == [1, 0], (
+        "a first token, and after 1.2 s that it goes on"
+    )
+    assert not llm.engine.has_work
 
 
 def test_a_request_that_the_engine_refuses_is_told(llm: LLM) -> None:

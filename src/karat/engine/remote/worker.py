@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _REPLAYED_ROWS = 64  # tokens of a receipt that a step chooses again, 20 ms of work, while others stream
 _IDLE_LOOK_S = 0.5  # between looks at idle ranks
+_SILENT_S = 1.0  # without a message, at most, while requests are open
 _FORM_LOOK_S = 0.002  # between looks at forms that are compiled, where there is nothing else to do
 
 
@@ -199,6 +200,8 @@ class Worker:
         self._engine = llm.engine
         self._open: dict[str, bool] = {}  # by id: whether each step tells how far the prompt is
         self._waiting: set[str] = set()  # those whose beginning was not told
+        self._watched: set[str] = set()  # those whose callers see tokens as they come
+        self._last_told = clock()
         self._updates: list[RequestUpdate] = []
         self._replays: dict[str, ReplayReader] = {}
         self._replayed: list[Replayed | ComparisonEnded] = []
@@ -213,7 +216,9 @@ class Worker:
                 self._receive(command)
             self._begin_formed()
             if self._engine.has_work:
-                self._engine.advance(prompt_step_s=PROMPT_STEP_S if any(self._open.values()) else inf)
+                is_watched = bool(self._watched or self._replays)
+                prompt_step_s = PROMPT_STEP_S if any(self._open.values()) else inf
+                self._engine.advance(is_watched=is_watched, prompt_step_s=prompt_step_s)
             elif not self._comparisons:
                 self._llm.check_ranks()
             if self._comparisons:
@@ -262,6 +267,8 @@ class Worker:
                 self._engine.add_request(request, grammar)
                 self._open[request.request_id] = request.tells_progress
                 self._waiting.add(request.request_id)
+                if request.is_watched:
+                    self._watched.add(request.request_id)
             case ReplayCommand(request, choice, token_ids):
                 assert token_ids is not None, "an answer to generate comes as a Request"
                 replay = self._engine.replay(request, choice, token_ids, rows=_REPLAYED_ROWS, grammar=grammar)
@@ -318,7 +325,7 @@ class Worker:
         del self._comparisons[request_id]
 
     def _tell(self) -> None:
-        """Send the updates in one message, if there are any."""
+        """Send the updates in one message, if there are any. Beside long work a message says that it goes on."""
         for request_id in list(self._open):
             progress = self._progress(request_id)
             updates = self._engine.take(request_id)
@@ -334,9 +341,10 @@ class Worker:
                 refused = None if replay.error is None else _told(replay.error)
                 self._replayed.append(Replayed(request_id, replay.difference, replay.output, refused))
         logs = self._line.take_logs()
-        if self._updates or logs or self._replayed:
+        now = self._clock()
+        if self._updates or logs or self._replayed or (self._open and now - self._last_told > _SILENT_S):
             self._line.send(Stepped(self._updates, self._engine.stats(), logs, self._replayed))
-            self._updates, self._replayed = [], []
+            self._updates, self._replayed, self._last_told = [], [], now
 
     def _progress(self, request_id: str) -> PromptProgress | None:
         """The prompt's progress, when the prompt begins and, if asked for, in each step; else None."""
@@ -352,3 +360,4 @@ class Worker:
     def _forget(self, request_id: str) -> None:
         del self._open[request_id]
         self._waiting.discard(request_id)
+        self._watched.discard(request_id)

@@ -84,6 +84,17 @@ class OpenEntry:
         """Whether the last update exists."""
         return all(carried.end for carried in self.delivery[0])
 
+    @property
+    def is_due(self) -> bool:
+        """Whether an update is wanted of what is new."""
+        carried, _ = self.delivery
+        if self.request.is_watched or carried == tuple(choice.given for choice in self.choices):
+            return True
+        return any(
+            choice.finish_reason is not None and not before.end
+            for choice, before in zip(self.choices, carried, strict=True)
+        )
+
     def publish(self) -> None:
         """Add an update with everything of the choices that no update has carried."""
         if self.ended:
