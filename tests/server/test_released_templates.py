@@ -1,9 +1,9 @@
 """Models of many families, by their released templates: calls whose values the schema types, reasoning that the prompt
-has opened, whole and streamed, in every protocol; and the answer sent back is what the model wrote. Of OLMo 3, EXAONE 4
-and SmolLM3 with tools no template is at hand: theirs are made by hand.
+has opened, whole and streamed, in every protocol; and the answer sent back is what the model wrote. Of OLMo 3, EXAONE
+4, Phi-4-mini, and SmolLM3 with tools, no template is at hand: theirs are made by hand.
 
 Covers: karat.text.tools.xml, karat.text.tools.lfm2, karat.text.tools.gemma, karat.text.tools.atem,
-karat.text.tools.olmo.
+karat.text.tools.olmo, karat.text.tools.phi, karat.text.tools.granite.
 """
 
 import json
@@ -18,7 +18,7 @@ from karat.server.fields import CHAT, MESSAGES, RESPONSES, TEXT
 from tests.server.conftest import Running, serving
 from tests.server.test_next_turn import events_in, gathered, parts_of, turns_of
 from tests.support.scripted import script, write_scripted
-from tests.text.tools.models import EXAONE, OLMO, SMOLLM3
+from tests.text.tools.models import EXAONE, OLMO, PHI4_MINI, SMOLLM3
 
 VALUES: dict[str, Any] = {
     "city": "It's <b>Ålesund</b>",
@@ -92,6 +92,15 @@ def hermes(values: dict[str, Any]) -> str:
     return f'<tool_call>\n{{"name": "look", "arguments": {json.dumps(values, ensure_ascii=False)}}}\n</tool_call>'
 
 
+def phi(values: dict[str, Any]) -> str:
+    call = f'{{"name": "look", "arguments": {json.dumps(values, ensure_ascii=False)}}}'
+    return f"<|tool_call|>[{call}]<|/tool_call|>"
+
+
+def granite(values: dict[str, Any]) -> str:
+    return phi(values).removesuffix("<|/tool_call|>")
+
+
 def mistral(values: dict[str, Any]) -> str:
     return f"[TOOL_CALLS]look[ARGS]{json.dumps(values, ensure_ascii=False)}"
 
@@ -116,6 +125,7 @@ def atem(values: dict[str, Any]) -> str:
     return f'<atem:function_calls>\n<atem:invoke name="look">\n{inner}</atem:invoke>\n</atem:function_calls>'
 
 
+PHI_MARKS = ("<|tool|>", "<|/tool|>", "<|tool_call|>", "<|/tool_call|>")
 LFM2_MARKS = ("<|tool_call_start|>", "<|tool_call_end|>")
 GEMMA_MARKS = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|tool_response>", "<turn|>")
 MISTRAL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]")
@@ -180,8 +190,12 @@ MODELS = {
         mistral, "", "[THINK]{}[/THINK]", special=MISTRAL_MARKS, recalls=False, end="</s>"
     ),
     "ibm-granite-granite-4.1": Released(hermes, "\n", end="<|end_of_text|>"),
+    "ibm-granite-granite-3.3-2B-Instruct": Released(
+        granite, "\n", "<think>{}</think>", special=("<|tool_call|>",), recalls=False, end="<|end_of_text|>"
+    ),
     "ByteDance-Seed-OSS": Released(seed, "\n\n", "<seed:think>{}</seed:think>\n", end="<seed:eos>"),
     "SmolLM3": Released(hermes, "\n", "<think>\n{}\n</think>\n", hand=SMOLLM3, recalls=False),
+    "Phi-4-mini": Released(phi, "\n", special=PHI_MARKS, hand=PHI4_MINI, end="<|end|>"),
     "OLMo 3": Released(olmo, hand=OLMO),
     "OLMo 3 Think": Released(
         olmo, "", "{}</think>", hand=OLMO + "{{ '<think>' if add_generation_prompt }}", goes_on=False

@@ -90,6 +90,8 @@ WRITERS = {
     "olmo": lambda calls: (
         "<function_calls>" + "\n".join(_pythonic([call])[1:-1] for call in calls) + "</function_calls>"
     ),
+    "phi": lambda calls: f"<|tool_call|>[{', '.join(map(_object, calls))}]<|/tool_call|>",
+    "granite": lambda calls: f"<|tool_call|>[{', '.join(map(_object, calls))}]",
     "atem": _atem,
     "gemma": _gemma,
     "harmony": _harmony,

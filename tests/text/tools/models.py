@@ -146,6 +146,26 @@ EXAONE = """{%- if tools %}
 {%- if add_generation_prompt %}
 {{- '[|assistant|]\\n' + ('<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n') }}
 {%- endif %}"""
+# After Phi-4-mini's, which reads tools of the system message and writes no calls; it is not at hand.
+PHI4_MINI = """{%- for message in messages %}
+{%- if message.role == 'system' and 'tools' in message and message.tools is not none %}
+{{- '<|system|>' + message.content + '<|tool|>' + message.tools + '<|/tool|><|end|>' }}
+{%- else %}
+{{- '<|' + message.role + '|>' + message.content + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+# In the form of OLMo 2's and Phi-4's, which are not at hand either: they have no tools.
+OLMO2 = """{{- bos_token }}
+{%- for message in messages %}
+{{- '<|' + message.role + '|>\\n' + message.content }}
+{{- eos_token if message.role == 'assistant' }}{{ '\\n' if not loop.last or message.role != 'assistant' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
+PHI4 = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '<|im_sep|>' + message.content + '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"""
 # SmolLM3's with a place for tools, which the template at hand has not.
 SMOLLM3 = """{%- set thinks = enable_thinking is not defined or enable_thinking %}
 {{- '<|im_start|>system\\nReasoning Mode: ' + ('/think' if thinks else '/no_think') + '\\n' }}

@@ -15,7 +15,7 @@ from karat.text.tools.parser import AnswerParser
 from karat.text.tools.reasoning import TAGS
 from karat.text.tools.registry import FORMATS
 from tests.text.tools.answers import CALLS, TOOLS
-from tests.text.tools.models import EXAONE, OLMO, PLAIN, PYTHONIC, SMOLLM, byte_tokenizer
+from tests.text.tools.models import EXAONE, OLMO, OLMO2, PHI4, PHI4_MINI, PLAIN, PYTHONIC, SMOLLM, byte_tokenizer
 
 # The format of calls; None where Karat reads none of the template's form, or it has none.
 KNOWN = {
@@ -23,6 +23,7 @@ KNOWN = {
     "Qwen-Qwen2.5-7B-Instruct": "hermes",
     "Qwen-QwQ-32B": "hermes",
     "MiMo-VL": "hermes",
+    "ibm-granite-granite-3.3-2B-Instruct": "granite",
     "ibm-granite-granite-4.0": "hermes",
     "ibm-granite-granite-4.1": "hermes",
     "meta-llama-Llama-3.2-3B-Instruct": "llama",
@@ -78,13 +79,14 @@ def test_a_call_that_a_template_writes_is_read(data_dir: Path, name: str) -> Non
 
 @pytest.mark.parametrize(
     ("template", "form"),
-    [(SMOLLM, "smollm"), (PYTHONIC, "pythonic"), (OLMO, "olmo"), (EXAONE, "hermes")],
+    [(SMOLLM, "smollm"), (PYTHONIC, "pythonic"), (OLMO, "olmo"), (EXAONE, "hermes"), (PHI4_MINI, "phi")],
 )
 def test_formats_of_which_a_template_tells(template: str, form: str) -> None:
     dialect = dialect_of(byte_tokenizer(template))
     assert dialect.knows_tools and dialect.form is not None and dialect.form.name == form
-    assert dialect.writes_calls == (form != "smollm")
-    if form != "smollm":
+    assert dialect.writes_calls == (form not in ("smollm", "phi"))
+    assert dialect.tools_in_system == (form == "phi")
+    if dialect.writes_calls:
         _reads_its_own_call(byte_tokenizer(template))
 
 
@@ -106,6 +108,25 @@ def test_templates_without_tools(data_dir: Path) -> None:
     assert dialect_of(byte_tokenizer()) == Dialect()
     gemma = (data_dir / "templates" / "google-gemma-2-2b-it.jinja").read_text(encoding="utf-8")
     assert not dialect_of(byte_tokenizer(gemma)).knows_tools
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        (OLMO2, "<s><|system|>\nBe brief.\n<|user|>\nHi\n<|assistant|>\nHello</s>\n<|user|>\nBye\n<|assistant|>\n"),
+        (
+            PHI4,
+            "<|im_start|>system<|im_sep|>Be brief.<|im_end|><|im_start|>user<|im_sep|>Hi<|im_end|>"
+            "<|im_start|>assistant<|im_sep|>Hello<|im_end|><|im_start|>user<|im_sep|>Bye<|im_end|>"
+            "<|im_start|>assistant<|im_sep|>",
+        ),
+    ],
+)
+def test_families_without_tools(template: str, prompt: str) -> None:
+    tokenizer = byte_tokenizer(template)
+    said = (("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"))
+    assert tokenizer.render_chat([{"role": role, "content": text} for role, text in said]) == prompt
+    assert dialect_of(tokenizer) == Dialect()
 
 
 @pytest.mark.parametrize(

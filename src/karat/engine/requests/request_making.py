@@ -153,6 +153,7 @@ class RequestMaker:
             plain = self.dialect.shown(plain)
         if tools := variables.get("tools"):
             self.dialect.require_tools(read=False)
+            plain = self.dialect.with_tools(plain, tools)
             variables = {**variables, "tools": self.dialect.described(tools)}
         if not self._with_cache_points:
             return self._tokenizer.chat_prompt(plain, max_tokens=self._max_model_len, **variables)

@@ -12,7 +12,7 @@ from karat.text.control_tokens import Written
 from karat.text.tokenizer import Tokenizer
 from karat.text.tools.format import MESSAGE, ToolFormat
 from karat.text.tools.gemma import written_members
-from karat.text.tools.history import apart, described, read_call, text_of, with_one_system
+from karat.text.tools.history import apart, described, read_call, text_of, with_one_system, with_tools
 from karat.text.tools.parser import AnswerParser
 from karat.text.tools.pythonic import written_value
 from karat.text.tools.reasoning import TAGS
@@ -49,7 +49,8 @@ class Dialect:
     are special tokens, which texts leave out unless special tokens are shown. `calls_apart`: of several calls of one
     message the template writes the first alone, or fails. `text_or_reasoning`: beside calls it takes one of both.
     `one_system`: of several system messages it writes one. `needs_descriptions`: it fails with a tool that has none.
-    `bare_tools`: it reads name and parameters of a tool itself, not of its key `function`.
+    `bare_tools`: it reads name and parameters of a tool itself, not of its key `function`. `tools_in_system`: it reads
+    the tools of the system message, as one text.
     """
 
     knows_tools: bool = False
@@ -64,6 +65,7 @@ class Dialect:
     one_system: bool = False
     needs_descriptions: bool = False
     bare_tools: bool = False
+    tools_in_system: bool = False
 
     def require_tools(self, *, read: bool) -> None:
         """UsageError if the template tells of no tools or, where calls are to be `read`, has no known form of them."""
@@ -126,6 +128,12 @@ class Dialect:
         """Tools in OpenAI's form as the template reads them."""
         told = [described(tool) for tool in tools] if self.needs_descriptions else tools
         return [tool.get("function", tool) for tool in told] if self.bare_tools else told
+
+    def with_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> Sequence[Mapping[str, Any]]:
+        """A conversation for the template; these tools are in it where the template reads them there."""
+        return with_tools(messages, tools) if self.tools_in_system else messages
 
     def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(message.get("tool_call_id"), str):
@@ -195,12 +203,16 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     variables = frozenset(name for name in _SWITCHES if name in source)
     knows_tools = _NAME in _rendered(tokenizer, [_USER], [_TOOL])
     bare_tools = not knows_tools and _NAME in _rendered(tokenizer, [_USER], [_TOOL["function"]])
-    knows_tools |= bare_tools
+    tools_in_system = not (knows_tools or bare_tools) and _NAME in _rendered(
+        tokenizer, with_tools([_USER], [_TOOL]), None
+    )
+    asked = with_tools([_USER], [_TOOL]) if tools_in_system else [_USER]
+    knows_tools |= bare_tools or tools_in_system
     form = asked_for(tokenizer.template_sources)
     tools = [_TOOL["function"] if bare_tools else _TOOL] if knows_tools else None
-    begun = _rendered(tokenizer, [_USER], tools)
+    begun = _rendered(tokenizer, asked, tools)
     from_values, from_text = (
-        _rendered(tokenizer, [_USER, _answer(is_text=is_text), _result()], tools) for is_text in (False, True)
+        _rendered(tokenizer, [*asked, _answer(is_text=is_text), _result()], tools) for is_text in (False, True)
     )
     arguments_are_text = _wants_text(from_values, from_text, begun)
     whole = from_text if arguments_are_text else from_values
@@ -209,8 +221,8 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
     if writes_calls:
         one = _answer(is_text=arguments_are_text)
         both, several = {**one, "content": "A text.", "reasoning_content": "A thought."}, [*one["tool_calls"]] * 2
-        text_or_reasoning = not _rendered(tokenizer, [_USER, both, _result()], tools)
-        two = _rendered(tokenizer, [_USER, {**one, "tool_calls": several}, _result()], tools)
+        text_or_reasoning = not _rendered(tokenizer, [*asked, both, _result()], tools)
+        two = _rendered(tokenizer, [*asked, {**one, "tool_calls": several}, _result()], tools)
         calls_apart = two.count(_VALUE) < begun.count(_VALUE) + 2
     if writes_calls and form is None:
         form = _written_in(whole.rpartition(_USER["content"])[2], whole.removeprefix(begun) if begun else "")
@@ -234,6 +246,7 @@ def dialect_of(tokenizer: Tokenizer) -> Dialect:
         one_system,
         needs_descriptions,
         bare_tools,
+        tools_in_system,
     )
 
 

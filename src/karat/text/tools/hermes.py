@@ -1,14 +1,22 @@
 """Hermes and Qwen: each call is a JSON object in <tool_call> and </tool_call>."""
 
+from collections.abc import Callable
+
 from karat.text.tools.format import CallShape, Reading, Sink, ToolFormat, call_objects, literal, space
 
 
-def read_tagged(_opening: str, sink: Sink) -> Reading[None]:
-    """One call, or an array of them, and the closing tag, which the end of the answer may stand for."""
-    yield from call_objects((yield from space()), sink)
-    if char := (yield from space()):
-        yield from literal("</tool_call>", char)
+def tagged(closing: str) -> Callable[[str, Sink], Reading[None]]:
+    """Reads one call, or an array of them, and the closing tag, if any, which the end of the answer may stand for."""
 
+    def read(_opening: str, sink: Sink) -> Reading[None]:
+        yield from call_objects((yield from space()), sink)
+        if closing and (char := (yield from space())):
+            yield from literal(closing, char)
+
+    return read
+
+
+read_tagged = tagged("</tool_call>")
 
 HERMES = ToolFormat(
     "hermes",

@@ -1,5 +1,6 @@
 """A conversation in the form that a chat template takes: calls, results, instructions, tools (`Dialect.shown`)."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,14 @@ def described(tool: Message) -> Message:
         return tool
     told = {**function, "description": ""}
     return told if function is tool else {**tool, "function": told}
+
+
+def with_tools(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
+    """The tools as JSON text beside the content of the system message, which is put first where there is none."""
+    told = {"tools": json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)}
+    if messages and messages[0].get("role") == "system":
+        return [{**messages[0], **told}, *messages[1:]]
+    return [{"role": "system", "content": "", **told}, *messages]
 
 
 def text_of(message: Message) -> str:

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from karat.text.tools.atem import ATEM
 from karat.text.tools.format import ToolFormat
 from karat.text.tools.gemma import GEMMA
+from karat.text.tools.granite import GRANITE
 from karat.text.tools.harmony import HARMONY
 from karat.text.tools.hermes import HERMES
 from karat.text.tools.lfm2 import LFM2
 from karat.text.tools.llama import LLAMA
 from karat.text.tools.mistral import MISTRAL, MISTRAL_ARGS
 from karat.text.tools.olmo import OLMO
+from karat.text.tools.phi import PHI
 from karat.text.tools.pythonic import PYTHONIC
 from karat.text.tools.smollm import SMOLLM
 from karat.text.tools.xml import QWEN_XML, SEED_XML
@@ -28,6 +30,8 @@ FORMATS: Mapping[str, ToolFormat] = {
         LLAMA,
         LFM2,
         OLMO,
+        PHI,
+        GRANITE,
         GEMMA,
         ATEM,
         HARMONY,
