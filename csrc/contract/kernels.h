@@ -1,4 +1,4 @@
-// The kernels and their contracts: numeric contract version 6 (docs/determinism.md).
+// The kernels and their contracts: numeric contract version 7 (docs/determinism.md).
 //
 // Every kernel source is compiled once for each instruction set (isa.h), into a namespace of its own, and publishes its
 // functions in a table. Results do not depend on which build ran: each output is a fixed chain of IEEE operations with
@@ -37,6 +37,10 @@ inline constexpr std::size_t kMaxLeaves = 8;
 //     part = the chain of fma(float32(code[k]), x[k], part) over the block's columns, in the order of k, from 0
 //     sum = fma(part, scale, sum)
 // For block formats of integers see IntegerKernels.
+//
+// The first leaf begins at first_column: columns before it are left out. With a leaf_stride leaves are not added, and
+// there is neither bias nor residual: out[l, t, r] = leaf l. With sums_of a token is a term of a sum to which several
+// matrices add, and there is no residual: out[sums_of[t], r] = fma(weights[t], sum + bias[r], out[sums_of[t], r])
 struct LinearArgs {
     const Matrix* weight;
     const float* x;  // [tokens, columns], rows x_stride apart
@@ -51,6 +55,11 @@ struct LinearArgs {
     Activations activations;
     const std::uint8_t* digits;  // of digits_rows rows, of which these tokens are those from first_row on
     std::size_t digits_rows, first_row;
+    // Experts:
+    std::size_t first_column = 0;            // a block begins there
+    std::size_t leaf_stride = 0;             // of out
+    const std::uint32_t* sums_of = nullptr;  // [tokens] or null, none twice
+    const float* weights = nullptr;          // [tokens] with sums_of
 };
 
 enum class CacheType : int { f32, f16, bf16 };

@@ -74,8 +74,14 @@ struct Leaves {
             ++leaf;
         }
     }
-    // The binary tree, then bias and residual.
+    // The binary tree, then bias and residual; or the leaves, each by itself.
     KARAT_INLINE void write(const Layer& layer, int row, int token) const {
+        if (a.keeps_leaves) {
+            for (int i = 0; i < a.num_leaves && row < layer.rows && token < a.tokens; ++i)
+                layer.out[(static_cast<std::size_t>(token) * a.num_leaves + i) * layer.rows + row] =
+                    sums.get(i * threads + thread);
+            return;
+        }
         for (int width = 1; width < a.num_leaves; width *= 2)
             for (int i = 0; i < a.num_leaves; i += 2 * width)
                 sums.set(i * threads + thread,

@@ -37,6 +37,7 @@ struct LinearShape {
     const float* residual;  // as out, or null
     int num_leaves;         // a power of two
     int leaf_ends[kMaxLeaves];
+    bool keeps_leaves;  // out is [tokens, leaves, rows], without bias and residual
     Chosen chosen;
 
     void add(const Layer& layer) {
@@ -87,13 +88,20 @@ struct BiasesShape {
     int num_pairs, columns;
 };
 
+// The leaves of a sum over experts (ExpertLeaves in plan/ops/ops.h).
+struct ExpertLeaves {
+    bool by_columns;
+    int count;  // a power of two
+    int ends[kMaxLeaves];
+};
+
 struct ExpertsShape {
     Chosen chosen;
     int rows, columns;
-    const float* pairs;    // [rows, chosen.per_row, columns]: what each row's experts give
+    const float* pairs;    // what each row's experts give: [rows, chosen.per_row, columns], by columns with leaves
     const float* weights;  // [rows, chosen.per_row]
-    int num_leaves;        // a power of two
-    int leaf_ends[kMaxLeaves];
+    const float* biases;   // by columns, [experts, columns] or null: what experts give to the root
+    ExpertLeaves leaves;
     float* out;  // [rows, columns]
 };
 

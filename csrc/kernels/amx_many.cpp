@@ -265,7 +265,7 @@ struct Panels {
           tiles(tiles) {}
 
     void run(std::size_t first, std::size_t last, std::size_t first_tile, std::size_t end_tile) const {
-        std::size_t start = 0;
+        std::size_t start = a.first_column;
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
             const std::size_t end = a.leaf_ends[leaf];
             for (std::size_t panel = first; panel < last; ++panel) sums(panel - first, first_tile, end_tile).begin();

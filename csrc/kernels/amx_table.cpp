@@ -40,10 +40,7 @@ void quantise_any(Activations activations, const float* x, std::size_t rows, std
 // Tokens first … last - 1 of a layer.
 LinearArgs some_tokens(LinearArgs a, std::size_t first, std::size_t last) {
     a.tokens = last - first;
-    a.first_row += first;
-    a.out += first * a.out_stride;
-    if (a.residual) a.residual += first * a.out_stride;
-    return a;
+    return from_token(a, first);
 }
 
 void quantise_row_any(Activations activations, const float* x, std::size_t columns, DigitsPlace* places,

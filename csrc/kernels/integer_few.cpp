@@ -162,14 +162,15 @@ private:
 
 template <class Fmt, int kDigits, int T, int G>
 KARAT_NOINLINE void panel_of_few(const LinearArgs& a, std::size_t panel) {
-    FewTokens<Fmt, kDigits, T, G> few{a, a.weight->panel(panel)};
+    FewTokens<Fmt, kDigits, T, G> few{a, begin_of<Fmt, G>(a, panel)};
     f32x16 sum[T][G];
-    sum_leaves(a, sum,
-               [&](std::size_t start, std::size_t end) __attribute__((always_inline)) { few.leaf(start, end, sum); });
     const std::size_t row = a.weight->first_group(panel) * kGroupRows;
-    for (int t = 0; t < T; ++t)
-        for (int g = 0; g < G; ++g)
-            write_result(a, static_cast<std::size_t>(t), row + static_cast<std::size_t>(g) * kGroupRows, sum[t][g]);
+    sum_leaves(
+        a, sum, [&](std::size_t start, std::size_t end) __attribute__((always_inline)) { few.leaf(start, end, sum); },
+        [&](std::size_t leaf) __attribute__((always_inline)) {
+            for (std::size_t t = 0; t < T; ++t)
+                for (std::size_t g = 0; g < G; ++g) write_result(a, leaf, t, row + g * kGroupRows, sum[t][g]);
+        });
 }
 
 struct Run {
@@ -201,10 +202,7 @@ private:
         const std::size_t count = (a.tokens + kMost - 1) / kMost;
         for (std::size_t i = 0; i < count; ++i) {
             const std::size_t token = i * a.tokens / count, end = (i + 1) * a.tokens / count;
-            LinearArgs some = a;
-            some.first_row += token;
-            some.out += token * a.out_stride;
-            if (a.residual) some.residual += token * a.out_stride;
+            const LinearArgs some = from_token(a, token);
             with_height<kMost>(end - token, Pass<Fmt, kDigits, G>{some, panel});
         }
     }

@@ -220,7 +220,7 @@ struct PanelOfMany {
     void run() const {
         const std::uint8_t* const w = a.weight->panel(panel);
         const std::size_t tiles = (tokens + kMost - 1) / kMost;
-        std::size_t start = 0;
+        std::size_t start = a.first_column;
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
             const std::size_t begin = start, end = a.leaf_ends[leaf];
             if (begin == end) {  // a leaf of no columns

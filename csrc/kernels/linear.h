@@ -28,32 +28,35 @@ KARAT_INLINE void add_along_tree(std::size_t leaf, std::size_t num_leaves, const
 }
 
 // The leaves of a panel and their tree, for T tokens and G groups whose sums stay in registers: add_leaf(start, end)
-// adds columns start … end - 1 to `sum`.
-template <int T, int G, class AddLeaf>
-KARAT_INLINE void sum_leaves(const LinearArgs& a, f32x16 (&sum)[T][G], const AddLeaf& add_leaf) {
+// adds columns start … end - 1 to `sum`, and write(leaf) puts `sum` where it goes: the root, or leaves that stay apart.
+template <int T, int G, class AddLeaf, class Write>
+KARAT_INLINE void sum_leaves(const LinearArgs& a, f32x16 (&sum)[T][G], const AddLeaf& add_leaf, const Write& write) {
     f32x16 levels[3][T][G];
-    std::size_t start = 0;
+    std::size_t start = a.first_column;
     for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
         const std::size_t end = a.leaf_ends[leaf];
         for (int t = 0; t < T; ++t)
             for (int g = 0; g < G; ++g) sum[t][g] = zero();
         add_leaf(start, end);
         start = end;
-        add_along_tree(
-            leaf, a.num_leaves,
-            [&](int level) __attribute__((always_inline)) {
-                for (int t = 0; t < T; ++t)
-                    for (int g = 0; g < G; ++g) sum[t][g] = levels[level][t][g] + sum[t][g];
-            },
-            [&](int level) __attribute__((always_inline)) {
-                for (int t = 0; t < T; ++t)
-                    for (int g = 0; g < G; ++g) levels[level][t][g] = sum[t][g];
-            });
+        if (a.leaf_stride == 0)
+            add_along_tree(
+                leaf, a.num_leaves,
+                [&](int level) __attribute__((always_inline)) {
+                    for (int t = 0; t < T; ++t)
+                        for (int g = 0; g < G; ++g) sum[t][g] = levels[level][t][g] + sum[t][g];
+                },
+                [&](int level) __attribute__((always_inline)) {
+                    for (int t = 0; t < T; ++t)
+                        for (int g = 0; g < G; ++g) levels[level][t][g] = sum[t][g];
+                });
+        if (a.leaf_stride > 0 || leaf + 1 == a.num_leaves) write(leaf);
     }
 }
 
-// Adds bias and residual to a finished sum and stores it as rows row … row + 15 of a token.
-KARAT_INLINE void write_result(const LinearArgs& a, std::size_t token, std::size_t row, f32x16 sum) {
+// Stores a finished sum, or a leaf that stays apart, as rows row … row + 15 of a token: with bias and residual, or
+// added to what it is a term of.
+KARAT_INLINE void write_result(const LinearArgs& a, std::size_t leaf, std::size_t token, std::size_t row, f32x16 sum) {
     const std::size_t left = a.weight->rows - row;
     const int n = left < kLanes ? static_cast<int>(left) : kLanes;
     if (a.bias) sum = sum + load_first(a.bias + row, n);
@@ -61,7 +64,28 @@ KARAT_INLINE void write_result(const LinearArgs& a, std::size_t token, std::size
         const float* residual = a.residual + token * a.out_stride + row;
         sum = sum + load_first(residual, n);
     }
-    store_first(a.out + token * a.out_stride + row, sum, n);
+    float* const to = a.out + leaf * a.leaf_stride + (a.sums_of ? a.sums_of[token] : token) * a.out_stride + row;
+    if (a.sums_of) sum = fma(set1(a.weights[token]), sum, load_first(to, n));
+    store_first(to, sum, n);
+}
+
+// The same of the tokens from `first` on.
+KARAT_INLINE LinearArgs from_token(LinearArgs a, std::size_t first) {
+    a.first_row += first;
+    if (a.residual) a.residual += first * a.out_stride;
+    if (a.sums_of) {
+        a.sums_of += first;
+        a.weights += first;
+    } else {
+        a.out += first * a.out_stride;
+    }
+    return a;
+}
+
+// Where a panel of kGroups groups begins, from first_column on.
+template <class Fmt, std::size_t kGroups>
+KARAT_INLINE const std::uint8_t* begin_of(const LinearArgs& a, std::size_t panel) {
+    return a.weight->panel(panel) + a.first_column / Fmt::kColumns * (kGroups * kGroupRows * Fmt::kBytes);
 }
 
 // Running sums of up to kTokenBlock tokens of a panel of kGroups groups, and the finished leaves that wait for their
@@ -77,22 +101,24 @@ struct LeafSums {
     }
     KARAT_INLINE void end(const LinearArgs& a, std::size_t panel, std::size_t leaf, std::size_t token,
                           std::size_t first, std::size_t last) const {
-        add_along_tree(
-            leaf, a.num_leaves,
-            [&](int level) __attribute__((always_inline)) {
-                const float* left = at_level(level);
-                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes)
-                    store(sums + i, load(left + i) + load(sums + i));
-            },
-            [&](int level) __attribute__((always_inline)) {
-                float* left = at_level(level);
-                for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(sums + i));
-            });
-        if (leaf + 1 < a.num_leaves) return;
+        if (a.leaf_stride == 0) {
+            add_along_tree(
+                leaf, a.num_leaves,
+                [&](int level) __attribute__((always_inline)) {
+                    const float* left = at_level(level);
+                    for (std::size_t i = first * kWide; i < last * kWide; i += kLanes)
+                        store(sums + i, load(left + i) + load(sums + i));
+                },
+                [&](int level) __attribute__((always_inline)) {
+                    float* left = at_level(level);
+                    for (std::size_t i = first * kWide; i < last * kWide; i += kLanes) store(left + i, load(sums + i));
+                });
+            if (leaf + 1 < a.num_leaves) return;
+        }
         const std::size_t row = a.weight->first_group(panel) * kGroupRows;
         for (std::size_t t = first; t < last; ++t)
             for (std::size_t g = 0; g < kGroups; ++g)
-                write_result(a, token + t, row + g * kLanes, load(sums + t * kWide + g * kLanes));
+                write_result(a, leaf, token + t, row + g * kLanes, load(sums + t * kWide + g * kLanes));
     }
 
 private:

@@ -36,11 +36,11 @@ struct FewTokens {
 
     template <int T>
     KARAT_INLINE void run() const {
-        const std::uint8_t* w = a.weight->panel(panel) + group * kLanes * kNumber;
+        const std::uint8_t* w = begin_of<Fmt, kPanelGroups>(a, panel) + group * kLanes * kNumber;
         const float* x = a.x + token * a.x_stride;
         Ahead ahead = next;
         f32x16 sum[T][DG];
-        sum_leaves(a, sum, [&](std::size_t start, std::size_t end) __attribute__((always_inline)) {
+        const auto add_leaf = [&](std::size_t start, std::size_t end) __attribute__((always_inline)) {
             if constexpr (kIsScaled<Fmt>) {
                 constexpr std::size_t step = kStep * kNumber;
                 for (; start < end; start += Fmt::kColumns, w += (Fmt::kWords + 1) * step)
@@ -61,10 +61,12 @@ struct FewTokens {
                     }
                 }
             }
-        });
+        };
         const std::size_t row = (a.weight->first_group(panel) + static_cast<std::size_t>(group)) * kGroupRows;
-        for (std::size_t t = 0; t < T; ++t)
-            for (std::size_t g = 0; g < DG; ++g) write_result(a, token + t, row + g * kLanes, sum[t][g]);
+        sum_leaves(a, sum, add_leaf, [&](std::size_t leaf) __attribute__((always_inline)) {
+            for (std::size_t t = 0; t < T; ++t)
+                for (std::size_t g = 0; g < DG; ++g) write_result(a, leaf, token + t, row + g * kLanes, sum[t][g]);
+        });
     }
 };
 

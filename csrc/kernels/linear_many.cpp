@@ -146,8 +146,8 @@ struct PanelOfMany {
     const Scratch& s;
 
     void run() const {
-        const std::uint8_t* packed = a.weight->panel(panel);
-        std::size_t start = 0;
+        const std::uint8_t* packed = begin_of<Fmt, G>(a, panel);
+        std::size_t start = a.first_column;
         for (std::size_t leaf = 0; leaf < a.num_leaves; ++leaf) {
             const std::size_t begin = start, end = a.leaf_ends[leaf];
             if (begin == end) {  // a leaf of no columns

@@ -84,19 +84,22 @@ struct Place {
 template <class Fmt, int G>
 KARAT_NOINLINE void panels_of_one(const Place& one, const Place& other) {
     const LinearArgs& a = one.args;
-    Panels<Fmt, G> w{one.begin(), one.end()};
     constexpr int each = Panels<Fmt, G>::kEach;
+    Panels<Fmt, G> w{begin_of<Fmt, each>(a, one.panel), one.end()};
     if constexpr (G > each) {
-        w.apart = other.begin() - w.w;
+        w.apart = other.begin() - one.begin();
         if (&a == &other.args) w.skipped = static_cast<std::size_t>(w.apart);
     }
     f32x16 sum[1][G];
-    sum_leaves(a, sum, [&](std::size_t start, std::size_t end) __attribute__((always_inline)) {
-        w.leaf(a.x + start, end - start, sum);
-    });
-    for (int g = 0; g < G; ++g)
-        g < each ? write_result(a, 0, one.row(g), sum[0][g])
-                 : write_result(other.args, 0, other.row(g - each), sum[0][g]);
+    sum_leaves(
+        a, sum,
+        [&](std::size_t start, std::size_t end)
+            __attribute__((always_inline)) { w.leaf(a.x + start, end - start, sum); },
+        [&](std::size_t leaf) __attribute__((always_inline)) {
+            for (int g = 0; g < G; ++g)
+                g < each ? write_result(a, leaf, 0, one.row(g), sum[0][g])
+                         : write_result(other.args, leaf, 0, other.row(g - each), sum[0][g]);
+        });
 }
 
 template <class Fmt>

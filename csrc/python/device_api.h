@@ -242,52 +242,74 @@ public:
         return made;
     }
 
-    // Leaves are ends among the matrices, of which the first is that of id `first`. `biases` are none, or those of
-    // gates, ups and downs, each [experts, rows].
+    // Leaves are ends among the columns of `downs`, or among the matrices, of which the first is that of id `first`.
+    // `biases` are none, or those of gates, ups and downs, each [experts, rows] or absent. Of products that wait for
+    // their sum there are at most `most_floats`, and at least a row's.
     Array experts(const Array& x, const Array& ids, const Array& weights, const MatrixTable& gates,
                   const MatrixTable& ups, const MatrixTable& downs, int first, const std::vector<int>& leaves,
-                  int activations, const std::vector<Array>& biases, std::optional<std::pair<float, float>> clamp,
-                  bool by_gelu) {
-        const std::size_t inner = gates.first().matrix().rows;
+                  bool by_columns, int activations, const std::vector<std::optional<Array>>& biases,
+                  std::optional<std::pair<float, float>> clamp, bool by_gelu, std::size_t most_floats) {
+        const std::size_t inner = gates.first().matrix().rows, width = x.shape(1);
         require(x.ndim() == 2 && ids.ndim() == 2 && ids.shape(0) == x.shape(0) && weights.size() == ids.size(), "x");
         require(ups.count() == gates.count() && downs.count() == gates.count(), "experts");
         for (const MatrixTable* into : {&gates, &ups})
-            require(into->first().matrix().rows == inner && into->first().matrix().columns == x.shape(1),
-                    "gates and ups");
-        require(downs.first().matrix().rows == x.shape(1) && downs.first().matrix().columns == inner, "downs");
+            require(into->first().matrix().rows == inner && into->first().matrix().columns == width, "gates and ups");
+        const Matrix& down = downs.first().matrix();
+        require(down.rows == width && down.columns == inner, "downs");
         require_leaves(leaves);
+        require(leaves.back() == (by_columns ? narrow(inner) : gates.count()), "leaves");
+        for (const int end : by_columns ? leaves : std::vector<int>{})
+            require(end % narrow(down.info().block_columns) == 0, "leaves");
         require(biases.empty() || biases.size() == 3, "biases");
-        const int rows = narrow(x.shape(0)), per_row = narrow(ids.shape(1)), pairs = rows * per_row;
-        const Array gate = empty({ids.size(), inner}), up = empty({ids.size(), inner});
-        const Array down = empty({ids.size(), x.shape(1)}), out = like(x);
-        const auto multiplied = [&](const MatrixTable& table, const Array& from, int of_row, const Array& to,
-                                    std::size_t number) {
-            gpu::LinearShape shape = table.first().shape(pairs, to.floats());
-            shape.chosen = {table.places(), ids.integers(), first, table.count(), of_row};
+        const auto bias_of = [&](std::size_t number, std::size_t rows) -> const float* {
+            if (biases.empty() || !biases[number]) return nullptr;
+            require(biases[number]->size() == static_cast<std::size_t>(gates.count()) * rows, "biases");
+            return biases[number]->floats();
+        };
+        gpu::ExpertLeaves of_sum{by_columns, narrow(leaves.size()), {}};
+        std::copy(leaves.begin(), leaves.end(), of_sum.ends);
+        const int per_row = narrow(ids.shape(1));
+        // Products of each pair of `chosen` and a matrix of its expert, which reads row pair / of_row of `from`.
+        const auto multiplied = [&](const MatrixTable& table, const Array& from, const Array& chosen, int of_row,
+                                    const Array& to, const float* bias, bool keeps_leaves) {
             const Matrix& matrix = table.first().matrix();
+            const int pairs = narrow(chosen.size());
+            gpu::LinearShape shape = table.first().shape(pairs, to.floats());
+            shape.chosen = {table.places(), chosen.integers(), first, table.count(), of_row};
+            if (keeps_leaves) {
+                shape.keeps_leaves = true;
+                shape.num_leaves = of_sum.count;
+                std::copy(leaves.begin(), leaves.end(), shape.leaf_ends);
+            }
             const auto digits = matrix.in_blocks() ? std::optional(quantise(from, activations)) : std::nullopt;
             launch_layers(matrix, shape, from, digits, activations);
-            if (biases.empty()) return;
-            require(biases[number].size() == static_cast<std::size_t>(table.count()) * to.shape(1), "biases");
-            gpu::add_biases(device_, {shape.chosen, to.floats(), biases[number].floats(), pairs, narrow(to.shape(1))});
+            if (bias) gpu::add_biases(device_, {shape.chosen, to.floats(), bias, pairs, narrow(matrix.rows)});
         };
-        multiplied(gates, x, per_row, gate, 0);
-        multiplied(ups, x, per_row, up, 1);
+        const Array gate = empty({ids.size(), inner}), up = empty({ids.size(), inner}), out = like(x);
+        multiplied(gates, x, ids, per_row, gate, bias_of(0, inner), false);
+        multiplied(ups, x, ids, per_row, up, bias_of(1, inner), false);
         const int count = narrow(gate.size());
         if (clamp)
             gpu::clamped_mul(device_, gate.floats(), up.floats(), clamp->first, clamp->second, count, gate.floats());
         else (by_gelu ? gpu::gelu_mul : gpu::silu_mul)(device_, gate.floats(), up.floats(), count, gate.floats(), {});
-        multiplied(downs, gate, 1, down, 2);
-        gpu::ExpertsShape shape{{nullptr, ids.integers(), first, gates.count(), per_row},
-                                rows,
-                                narrow(x.shape(1)),
-                                down.floats(),
-                                weights.floats(),
-                                narrow(leaves.size()),
-                                {},
-                                out.floats()};
-        std::copy(leaves.begin(), leaves.end(), shape.leaf_ends);
-        gpu::sum_of_experts(device_, shape);
+        const float* const bias = bias_of(2, width);
+        const std::size_t rows = x.shape(0), of_row = ids.shape(1), of_pair = by_columns ? leaves.size() : 1;
+        const std::size_t most = std::max<std::size_t>(1, most_floats / (of_row * of_pair * width));
+        const Array given = empty({std::min(most, rows) * of_row, of_pair * width});
+        for (std::size_t begin = 0; begin < rows; begin += most) {
+            const std::size_t some = std::min(most, rows - begin), pairs = some * of_row, pair = begin * of_row;
+            const Array chosen = ids.view(pair, {some, of_row});
+            multiplied(downs, gate.view(pair * inner, {pairs, inner}), chosen, 1, given, by_columns ? nullptr : bias,
+                       by_columns);
+            gpu::sum_of_experts(device_, {{nullptr, chosen.integers(), first, gates.count(), per_row},
+                                          narrow(some),
+                                          narrow(width),
+                                          given.floats(),
+                                          weights.floats() + pair,
+                                          by_columns ? bias : nullptr,
+                                          of_sum,
+                                          out.floats() + begin * width});
+        }
         return out;
     }
 

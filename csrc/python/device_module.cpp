@@ -73,7 +73,7 @@ NB_MODULE(KARAT_DEVICE_MODULE, m) {
         .def("route", &D::route, "logits"_a, "chosen"_a, "by_sigmoid"_a, "renormalised"_a, "groups"_a,
              "chosen_groups"_a, "outside"_a, "plus"_a, "least"_a, "scale"_a, "bias"_a.none(), "scales"_a.none())
         .def("experts", &D::experts, "x"_a, "ids"_a, "weights"_a, "gates"_a, "ups"_a, "downs"_a, "first"_a, "leaves"_a,
-             "activations"_a, "biases"_a, "clamp"_a.none(), "by_gelu"_a)
+             "by_columns"_a, "activations"_a, "biases"_a, "clamp"_a.none(), "by_gelu"_a, "most_floats"_a)
         .def("causal_conv", &D::causal_conv, "x"_a, "weight"_a, "bias"_a.none(), "state"_a, "query_starts"_a, "reads"_a,
              "writes"_a, "silu"_a)
         .def("decay", &D::decay, "a"_a, "bias"_a, "rate"_a, "of_log"_a)

@@ -322,18 +322,19 @@ NB_MODULE(_native, m) {
             [](Plan& self, Register x, Register ids, Register weights, std::vector<MatrixRef> gates,
                std::vector<MatrixRef> ups, std::vector<MatrixRef> downs, std::vector<VectorRef> gate_biases,
                std::vector<VectorRef> up_biases, std::vector<VectorRef> down_biases, bool by_gelu,
-               std::optional<std::pair<float, float>> clamp, std::vector<std::uint32_t> leaf_ends, std::size_t first,
-               const std::optional<std::shared_ptr<SharedMemory>>& group) {
+               std::optional<std::pair<float, float>> clamp, std::vector<std::uint32_t> leaf_ends, bool by_columns,
+               std::size_t first, const std::optional<std::shared_ptr<SharedMemory>>& group) {
                 record::GatedUnit by{by_gelu, {}};
                 if (clamp) by.clamp = {clamp->first, clamp->second};
                 return record::experts(self, group ? transport(*group) : nullptr, x, ids, weights,
                                        {std::move(gates), std::move(ups), std::move(downs)},
                                        {std::move(gate_biases), std::move(up_biases), std::move(down_biases)}, by,
-                                       std::move(leaf_ends), first);
+                                       {std::move(leaf_ends), by_columns}, first);
             },
             nb::arg("x"), nb::arg("ids"), nb::arg("weights"), nb::arg("gates"), nb::arg("ups"), nb::arg("downs"),
             nb::arg("gate_biases"), nb::arg("up_biases"), nb::arg("down_biases"), nb::arg("by_gelu"),
-            nb::arg("clamp").none(), nb::arg("leaf_ends"), nb::arg("first"), nb::arg("group").none() = nb::none())
+            nb::arg("clamp").none(), nb::arg("leaf_ends"), nb::arg("by_columns"), nb::arg("first"),
+            nb::arg("group").none() = nb::none())
         .def(
             "finish",
             [](Plan& self, std::size_t tokens, std::size_t wanted, std::size_t seqs, std::size_t context,

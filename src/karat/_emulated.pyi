@@ -111,10 +111,12 @@ class Device:
         downs: MatrixTable,
         first: int,
         leaves: Sequence[int],
+        by_columns: bool,
         activations: int,
-        biases: Sequence[Array],
+        biases: Sequence[Array | None],
         clamp: tuple[float, float] | None,
         by_gelu: bool,
+        most_floats: int,
     ) -> Array: ...
     def causal_conv(
         self,

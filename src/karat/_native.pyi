@@ -194,6 +194,7 @@ class Plan:
         by_gelu: bool,
         clamp: tuple[float, float] | None,
         leaf_ends: Sequence[int],
+        by_columns: bool,
         first: int,
         group: SharedMemory | None = None,
     ) -> int: ...

@@ -19,7 +19,7 @@ Activations = Literal["float64", "float32", "int24", "int16", "int8"]
 VERSION = "0.1.0"  # of this package, karat.__version__
 # What the native executor reads where weights are in blocks, unless it is told (karat.ops.executor).
 DEFAULT_ACTIVATIONS: Activations = "int16"
-NUMERIC_CONTRACT = 6  # the version of docs/determinism.md that the native executor computes by
+NUMERIC_CONTRACT = 7  # the version of docs/determinism.md that the native executor computes by
 
 _PREFIXES = ("KARAT_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")  # Karat's variables and huggingface_hub's
 

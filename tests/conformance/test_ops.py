@@ -318,18 +318,30 @@ def _gap_after(sums: torch.Tensor, count: int) -> torch.Tensor:
     chosen=st.integers(1, 4),
     seed=seeds,
     by_gelu=st.booleans(),
+    by_columns=st.booleans(),
 )
-@example(rows=1, hidden=64, inner=96, experts=16, chosen=4, seed=1, by_gelu=False)
-@example(rows=300, hidden=40, inner=33, experts=9, chosen=3, seed=2, by_gelu=True)
+@example(rows=1, hidden=64, inner=96, experts=16, chosen=4, seed=1, by_gelu=False, by_columns=False)
+@example(rows=1, hidden=80, inner=96, experts=16, chosen=4, seed=1, by_gelu=False, by_columns=True)
+@example(rows=300, hidden=40, inner=33, experts=9, chosen=3, seed=2, by_gelu=True, by_columns=False)
+@example(rows=300, hidden=40, inner=33, experts=9, chosen=3, seed=2, by_gelu=True, by_columns=True)
 def test_experts(
-    ops: Executor, rows: int, hidden: int, inner: int, experts: int, chosen: int, seed: int, by_gelu: bool
+    ops: Executor,
+    rows: int,
+    hidden: int,
+    inner: int,
+    experts: int,
+    chosen: int,
+    seed: int,
+    by_gelu: bool,
+    by_columns: bool,
 ) -> None:
     chosen = min(chosen, experts)
     x, logits = draw(seed, (rows, hidden), (rows, experts), dtype=ops.dtype)
     gates, ups, downs = weights(seed + 1, (experts, inner, hidden), (experts, inner, hidden), (experts, hidden, inner))
     ids, shares = ops.route(logits, Routing(chosen, renormalised=True), names=("op.ids", "op.weights"))
     loaded = (tuple(load(ops, each) for each in of_all) for of_all in (gates, ups, downs))
-    got = ops.experts(x, ids, shares, *loaded, leaves=leaf_ends(experts, 1), by_gelu=by_gelu, name="op")
+    leaves = leaf_ends(inner if by_columns else experts, 1)
+    got = ops.experts(x, ids, shares, *loaded, leaves=leaves, by_columns=by_columns, by_gelu=by_gelu, name="op")
     want, bound = torch.zeros(rows, hidden, dtype=torch.float64), np.zeros((rows, hidden))
     for row, (of_row, by) in enumerate(zip(ops.read(ids), ops.read(shares), strict=True)):
         for expert, share in zip(of_row, by, strict=True):
@@ -342,9 +354,11 @@ def test_experts(
 
 
 @every_executor
-@given(rows=st.integers(1, 12), hidden=sizes, inner=sizes, experts=st.integers(1, 9), seed=seeds)
+@given(
+    rows=st.integers(1, 12), hidden=sizes, inner=sizes, experts=st.integers(1, 9), seed=seeds, by_columns=st.booleans()
+)
 def test_experts_with_biases_and_a_clamp(
-    ops: Executor, rows: int, hidden: int, inner: int, experts: int, seed: int
+    ops: Executor, rows: int, hidden: int, inner: int, experts: int, seed: int, by_columns: bool
 ) -> None:
     """Limits that bind for most products; NaN stays NaN. |d/dx x·sigmoid(alpha·x)| is at most 1.1, whatever alpha."""
     chosen, clamp = min(2, experts), Clamp(limit=2.5, alpha=1.702)
@@ -356,8 +370,8 @@ def test_experts_with_biases_and_a_clamp(
     held, added = (tuple(tuple(load(ops, each) for each in of) for of in both) for both in (matrices, biases))
 
     def computed(x: Any) -> Any:
-        ends = leaf_ends(experts, 1)
-        return ops.experts(x, ids, shares, *held, leaves=ends, biases=added, clamp=clamp, name="op")
+        how = {"leaves": leaf_ends(inner if by_columns else experts, 1), "by_columns": by_columns}
+        return ops.experts(x, ids, shares, *held, **how, biases=added, clamp=clamp, name="op")
 
     want, bound = torch.zeros(rows, hidden, dtype=torch.float64), np.zeros((rows, hidden))
     for row, (of_row, by) in enumerate(zip(ops.read(ids), ops.read(shares), strict=True)):

@@ -2,6 +2,9 @@
 
 import os
 import sys
+from functools import cache
+from itertools import pairwise
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from karat.batch import plain_batch
+from karat.checkpoint.slices import block_of, sliced
 from karat.checkpoint.weights import Weight, WeightSpec
 from karat.layers.experts import ExpertMixture
 from karat.layers.place import Place
-from karat.layers.shards import Wholes
+from karat.layers.shards import Cut
 from karat.layers.weights import AS_STORED, WeightLoader
 from karat.ops import native
 from karat.ops.api import Routing, Tensor
@@ -29,7 +34,9 @@ from karat.quant import FORMATS
 from karat.ranks.group import SINGLE, Group
 from karat.ranks.processes import Ranks
 from karat.ranks.shared_memory import create_file, make_room
+from tests.support.seed import SEED
 from tests.support.thread_group import ThreadGroup, on_all_ranks
+from tests.support.weights import random_blocks
 
 ON_RANK = """
 import socket
@@ -44,14 +51,29 @@ def main(arguments):
     end_with_parent(lifeline)
     connection = Connection(socket.socket(fileno=end))
     group = SharedMemoryGroup(shared, rank, size, **ROOM, spins=False)
-    drawn, ops = Drawn(32, 48, EXPERTS, 2), NativeOps(threads=2)
+    drawn, ops = Drawn(32, INNER, EXPERTS, 2), NativeOps(threads=2)
     group.begin(int(connection.receive()))
-    connection.send(run(drawn.on(ops, group), ops, drawn.x(7)).tobytes())
+    connection.send(run(drawn.on(ops, group, bias=True), ops, drawn.x(7)).tobytes())
     connection.receive()
 """
 ROOM = {"slot_bytes": 4096, "whole_bytes": 4096}
 Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 needs_kernels = pytest.mark.skipif(bool(native.unavailable_reason()), reason=str(native.unavailable_reason()))
+
+
+@cache
+def _blocks(dtype: str, shape: tuple[int, int], seed: int) -> NDArray[np.uint8]:
+    """The rows of a matrix [rows, bytes]; every expert has the same in an order of its own, as rounding K formats takes
+    its time."""
+    rng = np.random.default_rng([seed, *shape])
+    format_ = FORMATS[dtype]
+    if dtype == "E4M3":
+        blocks = random_blocks(dtype, *shape, rng).data.reshape(-1, format_.block_bytes).copy()
+        blocks[:, :4] = np.array([1 / (64 * np.sqrt(shape[1]))], "<f4").view(np.uint8)
+    else:
+        values = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        blocks = np.asarray(format_.quantize(values.reshape(-1, format_.block_size)))
+    return np.ascontiguousarray(blocks).reshape(shape[0], -1)
 
 
 class Drawn:
@@ -64,25 +86,45 @@ class Drawn:
     def stored(self, name: str, shape: tuple[int, ...]) -> Weight:
         rng = np.random.default_rng([self.seed, *name.encode()])
         values = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
-        is_expert = ".experts." in name
+        is_expert = ".experts." in name and len(shape) == 2
         if not is_expert or self.dtype == "F32":
             return Weight(name, "F32", shape, values.reshape(-1).view(np.uint8), Path("memory"))
-        format_ = FORMATS[self.dtype]
-        blocks = format_.quantize(values.reshape(-1, format_.block_size))
-        return Weight(name, self.dtype, shape, np.ascontiguousarray(blocks).reshape(-1), Path("memory"))
+        if self.dtype == "BF16":
+            halves = (values.view(np.uint32) >> 16).astype(np.uint16)
+            return Weight(name, "BF16", shape, halves.reshape(-1).view(np.uint8), Path("memory"))
+        blocks = np.roll(_blocks(self.dtype, shape, self.seed), int(rng.integers(shape[0])), axis=0)
+        return Weight(name, self.dtype, shape, blocks.reshape(-1), Path("memory"))
 
-    def on(self, ops: Executor, group: Group = SINGLE, *, renormalised: bool = True) -> ExpertMixture:
+    @property
+    def unit(self) -> int:
+        """Columns that are never cut apart."""
+        return lcm(1 if self.inner % 32 else 32, block_of(self.dtype)[0])
+
+    @property
+    def ends(self) -> tuple[tuple[int, ...], bool]:
+        """Where leaves end, and whether that is among columns."""
+        by_columns = self.inner // self.unit >= 8
+        return leaf_ends(*((self.inner, self.unit) if by_columns else (self.experts, 1))), by_columns
+
+    def on(
+        self, ops: Executor, group: Group = SINGLE, *, renormalised: bool = True, bias: bool = False
+    ) -> ExpertMixture:
         def take(spec: WeightSpec) -> Any:
             return WeightLoader(ops, {spec.source: self.stored(spec.source, spec.shape)}, AS_STORED)(spec)
 
-        return self.at(Place(take, "mlp", Wholes(), group), renormalised=renormalised)
+        place = Place(take, "mlp", {Cut(self.inner, 1, of_experts=True): self.unit}, group)
+        return self.at(place, renormalised=renormalised, bias=bias)
 
-    def at(self, place: Place, *, renormalised: bool = True) -> ExpertMixture:
+    def at(self, place: Place, *, renormalised: bool = True, bias: bool = False) -> ExpertMixture:
         routing = Routing(self.chosen, renormalised=renormalised)
-        return ExpertMixture(place, self.hidden, self.inner, num_experts=self.experts, routing=routing)
+        return ExpertMixture(place, self.hidden, self.inner, num_experts=self.experts, routing=routing, bias=bias)
 
     def x(self, rows: int, dtype: str = "float32") -> Array:
         return np.random.default_rng(self.seed).standard_normal((rows, self.hidden)).astype(dtype)
+
+
+def rng_of(*of: object) -> np.random.Generator:
+    return np.random.default_rng([*f"{SEED} {of}".encode()])
 
 
 def run(experts: ExpertMixture, ops: Executor, x: Array) -> Array:
@@ -133,37 +175,65 @@ def test_they_are_transformers_own(experts: int, chosen: int, renormalised: bool
     assert np.abs(run(drawn.on(ops, renormalised=renormalised), ops, x) - want).max() <= 1e-12 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("executor", ["reference", pytest.param("native", marks=needs_kernels)])
+# By columns, in leaves of one block and of several; in ranges of ids.
+CUTS = [
+    pytest.param(dtype, inner, id=f"{dtype}-{inner}")
+    for dtype, inners in {
+        "F32": (48, 96, 288),
+        "BF16": (8, 7),
+        "Q8_0": (288, 224),
+        "Q4_0": (320, 96),
+        "MXFP4": (256, 96),
+        "Q4_K": (2048, 768),
+        "Q6_K": (2304, 256),
+        "E4M3": (1152, 384),
+    }.items()
+    for inner in inners
+]
+
+
+@pytest.mark.drawn(6)
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("experts", [3, 11])
-def test_ranks_have_the_bits_of_one_process(executor: str, size: int, experts: int) -> None:
-    """Some ranks have none of three experts: their leaves are 0."""
-    drawn = Drawn(32, 48, experts, 3)
-    x = drawn.x(7)
+@pytest.mark.parametrize(("dtype", "inner"), CUTS)
+@pytest.mark.parametrize("executor", ["reference", pytest.param("native", marks=needs_kernels)])
+def test_ranks_have_the_bits_of_one_process(executor: str, dtype: str, inner: int, size: int, bias: bool) -> None:
+    """Of three experts in ranges some ranks have none: their leaves are 0. The reference's bits depend on BLAS."""
+    rng = rng_of(executor, dtype, inner, size, bias)
+    hidden, seed = 256 if dtype in FORMATS else 32, int(rng.integers(999))
+    drawn = Drawn(hidden, inner, int(rng.choice([3, 11])), 3, dtype, seed)
+    x = drawn.x(int(rng.choice([7, 40])))
 
     def ops() -> Executor:
         return ReferenceOps("float32") if executor == "reference" else native.NativeOps(threads=1)
 
-    whole = run(drawn.on(ops()), ops(), x)
+    whole = run(drawn.on(ops(), bias=bias), ops(), x)
 
     def on_rank(group: ThreadGroup) -> Array:
         own = ops()
-        return run(drawn.on(own, group), own, x)
+        return run(drawn.on(own, group, bias=bias), own, x)
 
     for result in on_all_ranks(size, on_rank):
-        np.testing.assert_array_equal(result, whole)
+        if executor == "native":
+            np.testing.assert_array_equal(result, whole)
+        else:
+            np.testing.assert_allclose(result, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
 @needs_kernels
-@pytest.mark.parametrize(("size", "experts"), [(2, 11), (4, 2), pytest.param(8, 11, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("size", "experts", "inner"),
+    [(2, 11, 48), (2, 11, 96), (4, 2, 96), (4, 2, 48), pytest.param(8, 11, 48, marks=pytest.mark.long)],
+)
 def test_plans_of_ranks_add_along_the_tree(
-    size: int, experts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, experts: int, inner: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes that show each other their sums in shared memory. Two of four ranks have none of two experts."""
-    (tmp_path / "on_rank.py").write_text(ON_RANK.replace("EXPERTS", str(experts)))
+    """Processes that show each other their sums in shared memory. Two of four ranks have none of two experts of 96."""
+    source = ON_RANK.replace("EXPERTS", str(experts)).replace("INNER", str(inner))
+    (tmp_path / "on_rank.py").write_text(source)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    drawn, ops = Drawn(32, 48, experts, 2), native.NativeOps(threads=1)
-    want = run(drawn.on(ops), ops, drawn.x(7)).tobytes()
+    drawn, ops = Drawn(32, inner, experts, 2), native.NativeOps(threads=1)
+    want = run(drawn.on(ops, bias=True), ops, drawn.x(7)).tobytes()
     shared = create_file()
     make_room(shared, 8, **ROOM)
     ranks = Ranks("on_rank", size, [shared])
@@ -175,46 +245,70 @@ def test_plans_of_ranks_add_along_the_tree(
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", ["Q8_0", "Q4_K"])
-def test_integers_are_those_of_the_reference(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "inner"), [("Q8_0", 256), ("Q8_0", 224), ("Q4_K", 256), ("Q4_K", 2048)])
+def test_integers_are_those_of_the_reference(dtype: str, inner: int) -> None:
     """Where a rounding of an activation falls to the other side, it is one unit of 32,639."""
-    drawn = Drawn(256, 256, 9, 3, dtype)
-    x, fast, defined = drawn.x(12), native.NativeOps(threads=1), IntegerOps(WIDTHS["int16"])
+    drawn = Drawn(256, inner, 9, 3, dtype)
+    x, fast, defined = drawn.x(36), native.NativeOps(threads=1), IntegerOps(WIDTHS["int16"])
     want = run(drawn.on(defined), defined, x)
     assert np.abs(run(drawn.on(fast), fast, x) - want).max() <= 1e-4 * np.abs(want).max()
 
 
 @needs_kernels
-@pytest.mark.parametrize("dtype", ["F32", "Q8_0", "Q4_K"])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_has_the_bits_of_its_experts_alone(dtype: str, threads: int) -> None:
-    """Each pair of a row and an expert computed by ops of one row, and summed by the contract."""
-    drawn = Drawn(256, 256, 9, 3, dtype)
-    ops = native.NativeOps(threads=threads)
-    experts, x = drawn.on(ops), drawn.x(23)
+@pytest.mark.drawn(8)
+@pytest.mark.parametrize(("dtype", "inner"), CUTS)
+@pytest.mark.parametrize("isa", native.supported_isas())
+def test_a_row_has_the_bits_of_its_experts_alone(isa: str, dtype: str, inner: int) -> None:
+    """Each pair of a row and an expert computed by ops of one row, and summed by the contract.
+
+    A leaf of columns is a layer of these alone: integers are rounded in blocks that no leaf cuts.
+    """
+    rng = rng_of(isa, dtype, inner)
+    drawn = Drawn(256 if dtype in FORMATS else 32, inner, 9, 3, dtype, seed=int(rng.integers(999)))
+    ops = native.NativeOps(threads=int(rng.integers(1, 4)), isa=isa)
+    bias = bool(rng.integers(2))
+    experts, x = drawn.on(ops, bias=bias), drawn.x(int(rng.choice([1, 2, 23, 33])))
     got = run(experts, ops, x)
     ids, weights = ops.route(experts.router(ops, x), Routing(3, renormalised=True), names=("op.ids", "op.weights"))
-    ends = leaf_ends(9, 1)
+    ends, by_columns = drawn.ends
+    biases = [
+        [drawn.stored(f"mlp.experts.{e}.{name}_proj.bias", (size,)) for e in range(9)]
+        for name, size in (("gate", inner), ("up", inner), ("down", drawn.hidden))
+    ]
     for row in range(len(x)):
-        leaves = [np.zeros(drawn.hidden, np.float32) for _ in ends]
+        leaves, late = [np.zeros(drawn.hidden, np.float32) for _ in ends], np.zeros(drawn.hidden, np.float32)
         for expert, weight in sorted(zip(ids[row].tolist(), weights[row], strict=True)):
-            both = (experts.gates[expert], experts.ups[expert])
-            gate, up = ops.gate_up(x[row : row + 1], both, None, names=("gate", "up"))
-            given = ops.linear(ops.silu_mul(gate, up, name="act"), experts.downs[expert], None, name="down")[0]
-            leaf = next(number for number, end in enumerate(ends) if expert < end)
-            leaves[leaf] = fma(np.full_like(given, weight), given, leaves[leaf])
+            of_gate, of_up, of_down = (ops.load(each[expert]) if bias else None for each in biases)
+            gate = ops.linear(x[row : row + 1], experts.gates[expert], of_gate, name="gate")
+            up = ops.linear(x[row : row + 1], experts.ups[expert], of_up, name="up")
+            inside, by = ops.silu_mul(gate, up, name="act"), np.full(drawn.hidden, weight)
+            if not by_columns:
+                given = ops.linear(inside, experts.downs[expert], of_down, name="down")[0]
+                leaf = next(number for number, end in enumerate(ends) if expert < end)
+                leaves[leaf] = fma(by, given, leaves[leaf])
+                continue
+            whole = drawn.stored(f"mlp.experts.{expert}.down_proj.weight", (drawn.hidden, drawn.inner))
+            for leaf, (start, end) in enumerate(pairwise((0, *ends))):
+                spec = WeightSpec(whole.name, whole.shape, 1, ((start, end),))
+                given = ops.linear(inside[:, start:end], ops.load(sliced(whole, spec)), None, name="down")[0]
+                leaves[leaf] = fma(by, given, leaves[leaf])
+            if bias:
+                late = fma(by, biases[2][expert].to_array(np.dtype(np.float32)), late)
         while len(leaves) > 1:
             leaves = [left + right for left, right in zip(leaves[::2], leaves[1::2], strict=True)]
-        np.testing.assert_array_equal(got[row], leaves[0], err_msg=f"row {row}")
+        np.testing.assert_array_equal(
+            got[row], leaves[0] + late if by_columns and bias else leaves[0], err_msg=f"row {row}"
+        )
 
 
 @needs_kernels
+@pytest.mark.parametrize("inner", [96, 256])
 @pytest.mark.parametrize("dtype", ["F32", "Q8_0"])
-def test_a_plan_has_the_bits_of_single_ops_whatever_the_step(dtype: str) -> None:
+def test_a_plan_has_the_bits_of_single_ops_whatever_the_step(dtype: str, inner: int) -> None:
     """One plan, whose registers steps of several sizes use again."""
-    drawn = Drawn(64, 96, 16, 4, dtype)
+    drawn = Drawn(64, inner, 16, 4, dtype)
     ops = native.NativeOps(threads=2)
-    experts, x = drawn.on(ops), drawn.x(40)
+    experts, x = drawn.on(ops, bias=True), drawn.x(40)
     want = run(experts, ops, x)
     recorder = PlanRecorder(ops.isa, 2)
     given = recorder.input((64,))

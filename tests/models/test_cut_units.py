@@ -4,9 +4,11 @@ Covers: karat.models.degrees.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +16,7 @@ from karat.checkpoint.slices import block_of, cut_block
 from karat.checkpoint.weights import Weight, num_stored_bytes
 from karat.config import LayerShape, ModelConfig
 from karat.engine.model_running import Preparation
-from karat.layers.shards import Cut, CutUnits
+from karat.layers.shards import Cut, CutUnits, tree_ends, vocab_ends
 from karat.models.cut_units import cut_units
 from karat.models.decoder import rank_specs, weight_specs
 from karat.models.degrees import working_degrees
@@ -107,6 +109,61 @@ def test_the_types_are_those_after_quantising() -> None:
 
     assert cut_units(config, weights, Preparation("q4_0").stored_type) == units_of(1, 32)
     assert cut_units(config, weights, ToK(None).stored_type) == units_of(8, 256)
+
+
+@given(
+    columns=st.integers(1, 600),
+    unit=st.sampled_from([1, 2, 3]),
+    vocab=st.integers(1, 1200),
+    size=st.sampled_from([2, 4, 8]),
+)
+def test_no_rank_has_fewer_pieces_than_the_first(columns: int, unit: int, vocab: int, size: int) -> None:
+    """So a degree is possible if the first rank has something of all (karat.models.degrees)."""
+    for ends in (tree_ends(columns * unit, unit, PlannedRank(0, size)), vocab_ends(vocab, PlannedRank(0, size))):
+        parts = [end - start for start, end in pairwise((0, *ends))]
+        assert len(parts) == size and min(parts) == parts[0]
+
+
+@pytest.mark.parametrize(
+    ("inner", "types", "unit", "working"),
+    [
+        (768, ("Q8_0", "Q8_0"), 32, (1, 2, 4, 8)),
+        (768, ("MXFP4", "BF16"), 32, (1, 2, 4, 8)),
+        (768, ("Q4_K", "Q8_0"), 256, (1, 2, 4, 8)),  # one layer decides for all
+        (100, ("F32", "F16"), 1, (1, 2, 4, 8)),
+    ],
+)
+def test_experts_have_units_of_their_own(
+    inner: int, types: tuple[str, str], unit: int, working: tuple[int, ...]
+) -> None:
+    """The MLP beside them has as many columns, in other types. Ranges of ids ask for nothing."""
+    config = read_config(
+        config_of(
+            "qwen2_moe",
+            num_attention_heads=8,
+            num_key_value_heads=1,
+            head_dim=32,
+            num_hidden_layers=2,
+            num_experts=3,
+            num_experts_per_tok=2,
+            moe_intermediate_size=inner,
+            shared_expert_intermediate_size=inner,
+        )
+    )
+    weights = weights_of(config, down_proj=("F32", "F32"))
+    for name, weight in weights.items():
+        if ".experts." in name and "down_proj" in name:
+            weights[name] = replace(weight, dtype=types[int(name.split(".")[2])])
+    units = cut_units(config, weights)
+    assert units[Cut(inner, 1, of_experts=True)] == unit
+    assert units[Cut(inner, 1)] == (1 if inner % 32 else 32)
+    assert working_degrees(config, units) == working
+    for rank in range(8):
+        of_experts = [spec for spec in rank_specs(config, units, PlannedRank(rank, 8)) if ".experts." in spec.source]
+        by_columns = inner // unit >= 8
+        assert all(bool(spec.pieces) == by_columns for spec in of_experts)
+        assert len(of_experts) == 2 * 3 * (3 if by_columns else (rank + 1) * 3 // 8 - rank * 3 // 8)
+        assert all(cut_block(weights[spec.source], spec) is None for spec in of_experts)
 
 
 def test_weights_of_other_cuts_have_units_of_their_own() -> None:

@@ -136,10 +136,17 @@ void scatter(const IntegerKernels& kernels, Activations width, const std::vector
     CHECK(std::memcmp(alone[0].bytes, want[0].bytes, row_bytes) == 0);
 }
 
-// The layer's results [kTokens, kRows] of `each` rows at a time: from one call for all, or `in_parts`, from calls of
-// half of the rows and one panel. Rows after kTokens are the first ones again.
+// How a layer's results are asked for: by one call for all rows; in parts, by calls of half of the rows and one panel;
+// in such parts too, with leaves that stay apart, and leaf by leaf as terms of sums: these are added here.
+enum class Asked { at_once, in_parts, apart, as_terms };
+
+// The layer's results [kTokens, kRows] of `each` rows at a time. Rows after kTokens are the first ones again.
 std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& weight, Activations width,
-                                   const std::vector<std::uint32_t>& leaf_ends, std::size_t each, bool in_parts) {
+                                   const std::vector<std::uint32_t>& leaf_ends, std::size_t each, Asked asked) {
+    const bool in_parts = asked != Asked::at_once, adds = asked == Asked::apart || asked == Asked::as_terms;
+    std::vector<float> leaves(leaf_ends.size() * each * kRows), ones(each, 1.0f);
+    std::vector<std::uint32_t> sums_of;  // the last row is a term of the first sum
+    for (std::size_t row = 0; row < each; ++row) sums_of.push_back(static_cast<std::uint32_t>(each - 1 - row));
     const std::size_t row_bytes = kernels.row_bytes(width, kColumns);
     std::vector<float> x(each * kColumns), out(each * kRows);
     std::vector<Line> digits = lines(each * row_bytes + kDigitSlack), scratch = lines(kernels.scratch_bytes());
@@ -157,27 +164,60 @@ std::vector<std::uint32_t> results(const IntegerKernels& kernels, const Matrix& 
         const std::size_t panels = weight.num_panels(), at_once = in_parts ? 1 : panels;
         for (std::size_t row = 0, end; row < each; row = end) {
             end = std::min(row + part, each);
-            const LinearArgs args{.weight = &weight,
-                                  .x = nullptr,
-                                  .x_stride = 0,
-                                  .tokens = end - row,
-                                  .out = out.data() + row * kRows,
-                                  .out_stride = kRows,
-                                  .bias = nullptr,
-                                  .residual = nullptr,
-                                  .leaf_ends = leaf_ends.data(),
-                                  .num_leaves = leaf_ends.size(),
-                                  .activations = width,
-                                  .digits = digits[0].bytes,
-                                  .digits_rows = each,
-                                  .first_row = row};
-            for (std::size_t panel = 0; panel < panels; panel += at_once)
-                kernels.linear(args, panel, panel + at_once, reinterpret_cast<float*>(scratch.data()));
+            LinearArgs args{.weight = &weight,
+                            .x = nullptr,
+                            .x_stride = 0,
+                            .tokens = end - row,
+                            .out = out.data() + row * kRows,
+                            .out_stride = kRows,
+                            .bias = nullptr,
+                            .residual = nullptr,
+                            .leaf_ends = leaf_ends.data(),
+                            .num_leaves = leaf_ends.size(),
+                            .activations = width,
+                            .digits = digits[0].bytes,
+                            .digits_rows = each,
+                            .first_row = row};
+            if (adds && row == 0) std::fill(leaves.begin(), leaves.end(), 0.0f);
+            if (asked == Asked::apart) {
+                args.out = leaves.data() + row * kRows;
+                args.leaf_stride = each * kRows;
+            }
+            const auto multiply = [&] {
+                for (std::size_t panel = 0; panel < panels; panel += at_once)
+                    kernels.linear(args, panel, panel + at_once, reinterpret_cast<float*>(scratch.data()));
+            };
+            if (asked != Asked::as_terms) {
+                multiply();
+                continue;
+            }
+            args.num_leaves = 1;
+            args.sums_of = sums_of.data() + row;
+            args.weights = ones.data();
+            for (std::size_t leaf = 0; leaf < leaf_ends.size(); ++leaf) {
+                args.out = leaves.data() + leaf * each * kRows;
+                args.first_column = leaf > 0 ? leaf_ends[leaf - 1] : 0;
+                args.leaf_ends = &leaf_ends[leaf];
+                multiply();
+            }
+        }
+        if (adds) {
+            for (std::size_t step = 1; step < leaf_ends.size(); step *= 2)
+                for (std::size_t i = 0; i + step < leaf_ends.size(); i += 2 * step)
+                    for (std::size_t at = i * out.size(); at < (i + 1) * out.size(); ++at)
+                        leaves[at] = leaves[at] + leaves[at + step * out.size()];
+            for (std::size_t i = 0; i < out.size(); ++i) {
+                const std::size_t row = asked == Asked::apart ? i / kRows : sums_of[i / kRows];
+                out[i] = leaves[row * kRows + i % kRows];
+            }
         }
         for (const float number : out) found.push_back(bits(number));
     }
     return found;
 }
+
+// A sum that begins with 0 has no -0.
+bool same_but_zeros(std::uint32_t a, std::uint32_t b) { return a == b || ((a | b) << 1) == 0; }
 
 std::uint64_t digest(const IntegerKernels& kernels, const Matrix& weight, Activations width) {
     const std::size_t unit = weight.info().block_columns;
@@ -187,11 +227,15 @@ std::uint64_t digest(const IntegerKernels& kernels, const Matrix& weight, Activa
     for (const std::size_t end : {32, 160, 416, 512}) odd.push_back(static_cast<std::uint32_t>(end / unit * unit));
     std::uint64_t found = 0xcbf29ce484222325;
     for (const std::vector<std::uint32_t>& leaf_ends : {std::vector<std::uint32_t>{kColumns}, eight, odd}) {
-        const std::vector<std::uint32_t> all = results(kernels, weight, width, leaf_ends, kTokens, false);
-        for (const std::size_t each : {1, 2, 3, 4, 6, 8, 24})
-            CHECK(results(kernels, weight, width, leaf_ends, each, true) == all);
+        const std::vector<std::uint32_t> all = results(kernels, weight, width, leaf_ends, kTokens, Asked::at_once);
+        for (const std::size_t each : {1, 2, 3, 4, 6, 8, 24}) {
+            CHECK(results(kernels, weight, width, leaf_ends, each, Asked::in_parts) == all);
+            CHECK(results(kernels, weight, width, leaf_ends, each, Asked::apart) == all);
+            const std::vector<std::uint32_t> terms = results(kernels, weight, width, leaf_ends, each, Asked::as_terms);
+            for (std::size_t i = 0; i < all.size(); ++i) CHECK(same_but_zeros(terms[i], all[i]));
+        }
         if (leaf_ends.size() == 1) {  // one token more than an unpacked chunk serves
-            const std::vector<std::uint32_t> many = results(kernels, weight, width, leaf_ends, kMany, false);
+            const std::vector<std::uint32_t> many = results(kernels, weight, width, leaf_ends, kMany, Asked::at_once);
             for (std::size_t i = 0; i < many.size(); ++i) CHECK(many[i] == all[i % all.size()]);
         }
         for (const std::uint32_t number : all) found = (found ^ number) * 0x100000001b3;

@@ -17,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from karat.batch import ForwardBatch, plain_batch
+from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight
 from karat.config import Activations, RopeConfig
 from karat.errors import CapacityError, ExecutorError, NumericsError
@@ -419,8 +420,11 @@ def test_routes(renormalised: bool, score: Any, is_plain: bool) -> None:
 @pytest.mark.drawn(1, each=("width",))
 @pytest.mark.parametrize("width", NAMES)
 @pytest.mark.parametrize("stored", [("Q4_0", "Q8_0"), ("F16", "Q4_1"), ("Q5_0", "BF16"), ("E4M3", "E4M3")])
-def test_experts(stored: tuple[str, str], width: Activations) -> None:
-    """One row and several, of a rank that has some of the experts, in one leaf and eight; biases, GELU, a clamp."""
+def test_experts(stored: tuple[str, str], width: Activations, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row and several, of a rank that has some of the experts or all, in leaves of ids or of columns.
+
+    With biases, GELU and a clamp. Products of one row or more are made at a time.
+    """
     rng = rng_of(stored, width)
     hidden, inner = (128, 256) if "E4M3" in stored else (64, 96)
     count, first, chosen = int(rng.integers(1, 9)), int(rng.integers(0, 3)), 3
@@ -433,8 +437,12 @@ def test_experts(stored: tuple[str, str], width: Activations) -> None:
         [vector(rng.standard_normal(size).astype(np.float32)) for _ in range(count)] for size in (inner, inner, hidden)
     ]
     clamp = Clamp(limit=2.5, alpha=1.702)
-    for leaves in ((count,), (*ends[:-1], count)):
+    unit, each_row = block_of(stored[1])[0], chosen * hidden  # of floats
+    of_columns = leaf_ends(inner, unit)
+    for leaves, by_columns in (((count,), False), ((*ends[:-1], count), False), ((inner,), True), (of_columns, True)):
         for rows, by_gelu in ((1, False), (2, True), (5, False)):
+            at_once = int(rng.choice([1, 2, 3])) * (len(leaves) if by_columns else 1)
+            monkeypatch.setattr(device_ops, "PRODUCT_FLOATS", at_once * each_row)
             want, got = (
                 ops.experts(
                     x[:rows],
@@ -442,6 +450,7 @@ def test_experts(stored: tuple[str, str], width: Activations) -> None:
                     by[:rows],
                     *(tuple(map(ops.load, role)) for role in weights),
                     leaves=leaves,
+                    by_columns=by_columns,
                     first=first,
                     biases=None if rows == 1 else tuple(tuple(map(ops.load, role)) for role in biases),  # type: ignore[arg-type]
                     by_gelu=by_gelu,

@@ -71,11 +71,16 @@ struct GatedUnit {
     bool by_gelu;                // else silu
     std::optional<Clamp> clamp;  // in its place
 };
-// The sum of what the chosen experts give for each row. The experts are those from id `first` on, others are left out;
-// leaf l of the sum has those before leaf_ends[l], counted from the first one. With `group` (which may be null) the
-// ranks' sums are added along the fixed tree.
+// The leaves of a sum over experts. Leaf l has the columns of `downs` before ends[l], of all experts, and biases of
+// `downs` come after the root; or it has the experts before ends[l], counted from the first one.
+struct ExpertLeaves {
+    std::vector<std::uint32_t> ends;
+    bool by_columns;
+};
+// The sum of what the chosen experts give for each row. The experts are those from id `first` on, others are left out.
+// A leaf is a sum in order of id. With `group` (which may be null) the ranks' sums are added along the fixed tree.
 Register experts(Plan& plan, TransportRef group, Register x, Register ids, Register weights, ExpertMatrices matrices,
-                 ExpertBiases biases, GatedUnit unit, std::vector<std::uint32_t> leaf_ends, std::size_t first);
+                 ExpertBiases biases, GatedUnit unit, ExpertLeaves leaves, std::size_t first);
 // Parts of each row. A row is `groups` equal pieces, each of which has a share of every part, in order.
 Registers split(Plan& plan, Register x, const std::vector<std::size_t>& widths, std::size_t groups);
 // weight [channels, taps]; `bias` may be null. The state's first array is [taps - 1, channels].

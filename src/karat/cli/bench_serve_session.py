@@ -25,6 +25,7 @@ from karat.cli.options import OverrideOptions
 from karat.config import DEFAULT_ACTIVATIONS, Activations, embedded_model_path
 from karat.errors import UsageError
 from karat.machine.cores import num_physical_cores
+from karat.models.cut_units import cut_units, experts_by_columns
 from karat.models.opening import open_model
 from karat.models.registry import find_weights, read_config
 from karat.ops.contract import activations_read, contract_of
@@ -120,11 +121,12 @@ def _arithmetic(path: Path | None, targets: TargetOptions, overrides: Overrides)
         return {"activations": None, "numeric_contract": None}
     checkpoint = open_model(path, overrides)
     config = read_config(checkpoint.config)
-    weights = find_weights(config, checkpoint).values()
-    types = {weight.dtype for weight in weights if len(weight.shape) > 1}
+    weights = find_weights(config, checkpoint)
+    types = {weight.dtype for weight in weights.values() if len(weight.shape) > 1}
     asked = cast(Activations, targets.activations or DEFAULT_ACTIVATIONS)  # the server has checked it
     activations = activations_read(types, asked)
-    return {"activations": activations, "numeric_contract": contract_of(config, types, activations)}
+    contract = contract_of(config, types, experts_by_columns(cut_units(config, weights)), activations)
+    return {"activations": activations, "numeric_contract": contract}
 
 
 def _shown(command: Sequence[str] | None) -> str | None:

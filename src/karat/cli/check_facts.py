@@ -42,7 +42,9 @@ def gather(session: "CheckSession", stages: "Sequence[Stage]", verdict: str, arg
         "dtype": session.dtype,
         "kv_dtype": session.kv_dtype,
         "activations": session.activations,
-        "numeric_contract": contract_of(plan.model.config, plan.model.types, session.activations),
+        "numeric_contract": contract_of(
+            plan.model.config, plan.model.types, plan.model.by_columns, session.activations
+        ),
         "threads": session.ops.options.get("threads"),
         "kernel_build": session.ops.options.get("isa"),
         "tokens": len(session.ids),

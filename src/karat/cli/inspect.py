@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,7 +114,7 @@ def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -
             for w in weights
         ],
         "tokenizer": _tokenizer(checkpoint, config, source),
-        **_numbers(config, {weight.dtype for weight in needed.values() if len(weight.shape) > 1}),
+        **_numbers(config, needed),
         "memory": memory_of(config, num_parameters, sum(map(_held_bytes, needed.values()))),
         **_gguf_facts(checkpoint),
         "overrides": checkpoint.overrides.described(),
@@ -123,12 +123,15 @@ def gather(checkpoint: "ModelCheckpoint", source: "GenerationSource" = "auto") -
     }
 
 
-def _numbers(config: ModelConfig, types: set[str]) -> dict[str, Any]:
+def _numbers(config: ModelConfig, needed: "Mapping[str, Weight]") -> dict[str, Any]:
     """What the native executor's linear layers read, and the last numeric contract that changed the model's bits."""
+    from karat.models.cut_units import cut_units, experts_by_columns
     from karat.ops.contract import activations_read, contract_of
 
+    types = {weight.dtype for weight in needed.values() if len(weight.shape) > 1}
+    by_columns = experts_by_columns(cut_units(config, needed))
     activations = activations_read(types, DEFAULT_ACTIVATIONS)
-    return {"activations": activations, "numeric_contract": contract_of(config, types, activations)}
+    return {"activations": activations, "numeric_contract": contract_of(config, types, by_columns, activations)}
 
 
 def _others(checkpoint: "ModelCheckpoint") -> list["Weight"]:

@@ -597,7 +597,7 @@ class LLM:
     @property
     def numeric_contract(self) -> int:
         """The last version of docs/determinism.md that changed the bits of such a model with the native executor."""
-        return contract_of(self.plan.config, self.plan.types, self.activations)
+        return contract_of(self.plan.config, self.plan.types, self.plan.by_columns, self.activations)
 
     if not TYPE_CHECKING:  # a type checker would take every name for one that is there
 

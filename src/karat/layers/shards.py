@@ -9,6 +9,8 @@ subtree. A rank holds the columns of its leaves: whole heads of o_proj, whole bl
     gate_proj, up_proj    output features                   its down_proj columns
     k_proj, v_proj        the KV heads of its query heads   if a group of query heads is split, several ranks
                                                             hold its KV head
+    experts               as gate, up and down; or whole    the ends of its leaves of columns; or of ids, where columns
+                          experts                           have fewer than 8 units
     embed_tokens, lm_head rows of the vocabulary            even parts
 """
 
@@ -25,11 +27,13 @@ Piece = tuple[int, int]  # [start, stop) of an axis
 class Cut(NamedTuple):
     """The columns of a row-parallel weight, and how many neighbours belong together whatever they are stored in.
 
-    `whole` is a head of o_proj, or 1. Weights of equal cuts are cut at the same columns, in all layers.
+    `whole` is a head of o_proj, or 1. Weights of equal cuts are cut at the same columns, in all layers. Experts are cut
+    by a rule of their own (`cut_by_columns`), whatever other weights are stored in.
     """
 
     columns: int
     whole: int
+    of_experts: bool = False
 
 
 CutUnits = Mapping[Cut, int]  # neighbouring columns that are never cut apart (karat.models.cut_units)
@@ -53,6 +57,11 @@ def own_leaves(columns: int, unit: int, group: Group) -> tuple[int, ...]:
     per_rank = NUM_LEAVES // group.size
     first = part(tree_ends(columns, unit, group), group)[0]
     return tuple(end - first for end in leaf_ends(columns, unit)[group.rank * per_rank :][:per_rank])
+
+
+def cut_by_columns(columns: int, unit: int) -> bool:
+    """Whether each leaf of experts gets some of the columns; else it gets some of the experts."""
+    return columns // unit >= NUM_LEAVES
 
 
 def part(ends: tuple[int, ...], group: Group) -> Piece:

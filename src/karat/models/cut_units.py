@@ -13,7 +13,7 @@ from math import lcm
 from karat.checkpoint.slices import block_of
 from karat.checkpoint.weights import Weight
 from karat.config import ModelConfig
-from karat.layers.shards import Cut, CutUnits
+from karat.layers.shards import Cut, CutUnits, cut_by_columns
 from karat.models.decoder import outline
 
 _BLOCK = 32  # of the common formats: models in float32, in Q8_0 and in Q4_0 are cut alike
@@ -28,3 +28,8 @@ def cut_units(
         least = lcm(cut.whole, 1 if cut.columns % _BLOCK else _BLOCK)
         units[cut] = lcm(units.get(cut, least), block_of(stored_type(weights[name]))[0])
     return units
+
+
+def experts_by_columns(units: CutUnits) -> bool:
+    """Whether a model has experts whose leaves are columns, so numeric contract 7 is its own (karat.ops.contract)."""
+    return any(cut.of_experts and cut_by_columns(cut.columns, unit) for cut, unit in units.items())

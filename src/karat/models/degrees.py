@@ -14,18 +14,14 @@ def obstacle(config: ModelConfig, units: CutUnits, size: int) -> str | None:
     """Why a model cannot be cut for `size` ranks; None if it can."""
     if size not in DEGREES:
         return f"ranks own subtrees of a tree with {NUM_LEAVES} leaves, so their number is one of {_listed(DEGREES)}"
-    for rank in range(size if size > 1 else 0):
-        try:
-            specs = rank_specs(config, units, PlannedRank(rank, size))
-        except UsageError as refusal:
-            return str(refusal)
-        for spec in specs:
-            axis, pieces = spec.shard_axis, spec.pieces
-            if axis is not None and pieces is not None and not all(start < stop for start, stop in pieces):
-                return (
-                    f"the {spec.shape[axis]} {'columns' if axis else 'rows'} of {spec.source} are shared out in whole "
-                    f"heads and blocks, and none would be left for rank {rank}"
-                )
+    # Of n pieces the first rank has ⌊n / size⌋, and no rank has fewer (karat.layers.shards).
+    for spec in rank_specs(config, units, PlannedRank(0, size)) if size > 1 else ():
+        axis, pieces = spec.shard_axis, spec.pieces
+        if axis is not None and pieces is not None and not all(start < stop for start, stop in pieces):
+            return (
+                f"the {spec.shape[axis]} {'columns' if axis else 'rows'} of {spec.source} are shared out in whole "
+                "heads and blocks, and none would be left for rank 0"
+            )
     return None
 
 

@@ -16,7 +16,7 @@ from karat.errors import ConfigError
 from karat.kv.groups import Keep
 from karat.layers.mixer import RopeTables, Rotation
 from karat.layers.weights import AS_STORED, Prepare, WeightLoader
-from karat.models.cut_units import cut_units
+from karat.models.cut_units import cut_units, experts_by_columns
 from karat.models.decoder import Decoder, weight_specs
 from karat.models.degrees import check_degree
 from karat.models.families import COMPOSITES, FAMILIES
@@ -32,8 +32,8 @@ class Model:
     """A decoder on an executor, or a rank's part of one.
 
     `parts` are the loaded weights by spec, for which `bytes_read` bytes of files were read. `types` are those of all
-    matrices, as they are computed with. `packed` is the packed file that holds them, if one does. `on` runs the same
-    weights under a wrapper of the same executor.
+    matrices, as they are computed with, and `by_columns` says whether leaves of experts are columns. `packed` is the
+    packed file that holds them, if one does. `on` runs the same weights under a wrapper of the same executor.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Model:
         parts: Mapping[WeightSpec, Loaded] = MappingProxyType({}),
         bytes_read: int = 0,
         types: frozenset[str] = frozenset(),
+        by_columns: bool = False,
         packed: PackedFile | None = None,
     ) -> None:
         self.config = config
@@ -54,6 +55,7 @@ class Model:
         self.parts = parts
         self.bytes_read = bytes_read
         self.types = types
+        self.by_columns = by_columns
         self.packed = packed
         self._decoder = decoder
         self._ropes = ropes
@@ -67,7 +69,7 @@ class Model:
 
     def on(self, ops: Executor) -> "Model":
         """The same model run through `ops`, a Tap of this model's executor."""
-        parts = (self.parts, self.bytes_read, self.types, self.packed)
+        parts = (self.parts, self.bytes_read, self.types, self.by_columns, self.packed)
         return Model(self.config, ops, self._decoder, self._ropes, self.group, *parts)
 
     @property
@@ -172,4 +174,5 @@ def build(
     ropes = decoder.rope_tables(ops, num_positions)
     loader.finish(meanwhile)
     types = frozenset(prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1)
-    return Model(config, ops, decoder, ropes, group, loader.parts, loader.bytes_read, types, packed)
+    loaded = (loader.parts, loader.bytes_read, types, experts_by_columns(units), packed)
+    return Model(config, ops, decoder, ropes, group, *loaded)

@@ -557,9 +557,10 @@ class Experts(Single):
     x is [rows, hidden], ids and weights are those of `Route`. `gates`, `ups` and `downs` are the matrices of each
     expert from id `first` on. `biases` are the vectors that are added to the products of gates, of ups and of downs;
     with `by_gelu` f is that of GeluMul; with `clamp` the activation is another. `leaves` are the ids, counted from
-    `first`, before which each leaf of the sum ends; their number is a power of two. A leaf is a sum in order of id, and
-    the result is the sum of a binary tree over the leaves. With `group`, this rank has some of the experts, the tree
-    continues over ranks, and every rank gets the whole sum.
+    `first`, before which each leaf of the sum ends; or with `by_columns` the columns of `downs`, and then their biases
+    are added to the whole sum. The number of leaves is a power of two. A leaf is a sum in order of id, and the result
+    is the sum of a binary tree over the leaves. With `group`, this rank has some of the experts, or some inner columns
+    of all, the tree continues over ranks, and every rank gets the whole sum.
     """
 
     x: Tensor
@@ -570,14 +571,23 @@ class Experts(Single):
     downs: tuple[Loaded, ...]
     _: KW_ONLY
     leaves: tuple[int, ...]
+    by_columns: bool = False
     first: int = 0
     biases: tuple[tuple[Loaded, ...], tuple[Loaded, ...], tuple[Loaded, ...]] | None = None
     by_gelu: bool = False
     clamp: Clamp | None = None
     group: Group | None = None
 
+    @property
+    def late_biases(self) -> tuple[Loaded, ...]:
+        """Those of downs, if they are added to the whole sum."""
+        return self.biases[2] if self.by_columns and self.biases is not None else ()
+
     def of_this_rank(self) -> "Experts | None":
-        return None if self.group is None else replace(self, group=None)
+        if self.group is None:
+            return None
+        biases = self.biases if self.biases is None or not self.by_columns else (*self.biases[:2], ())
+        return replace(self, biases=biases, group=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ from karat.quant import CODINGS
 _LEAVES = 2  # the version since which leaves of row-parallel layers end where they do
 _INTEGERS = 5  # the version that defines activations as integers
 _NORMS = 6  # the version that adds squares of all heads by leaves
+_COLUMNS = 7  # the version in which leaves of experts may be columns
 
 
 def activations_read(types: Collection[str], activations: Activations) -> Activations:
@@ -22,11 +23,14 @@ def integers_read(types: Collection[str], activations: Activations) -> Activatio
     return read if read.startswith("int") else None
 
 
-def contract_of(config: ModelConfig, types: Collection[str], activations: Activations) -> int:
+def contract_of(config: ModelConfig, types: Collection[str], by_columns: bool, activations: Activations) -> int:
     """The last version of the numeric contract that changed such a model, of matrices of these stored types.
 
-    It is at most karat.NUMERIC_CONTRACT: a later version that leaves a model's bits as they are keeps its digests.
+    `by_columns`: leaves of its experts are columns (karat.models.cut_units). The version is at most
+    karat.NUMERIC_CONTRACT: a later version that leaves a model's bits as they are keeps its digests.
     """
+    if by_columns:
+        return _COLUMNS
     if config.norms_all_heads:
         return _NORMS
     return _LEAVES if integers_read(types, activations) is None else _INTEGERS

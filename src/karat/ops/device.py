@@ -26,6 +26,7 @@ from karat.ops.api import Cache, Loaded, Op, Ops, State, Step, Tensor
 from karat.ops.device_ops import DeviceCache, DeviceKernels, DeviceState, DeviceTable
 from karat.ops.device_plan import DevicePlan, is_shared, recorded
 from karat.ops.executor import CacheSpec, Executor, Held, Runner, StateSpec, StepLimits
+from karat.ops.expert_biases import with_late_biases
 from karat.ops.integers import WIDTHS
 from karat.ops.native import REGION_SLOTS, NativeOps
 from karat.ops.rope_table import cos_sin_table
@@ -245,6 +246,8 @@ class DeviceOps(NativeOps):
             has_none = isinstance(op, api.Experts) and not op.gates
             own = np.zeros_like(self.read(op.given(Tensor)["x"])) if has_none else self.read(self.apply(part))
             whole = tree_sum(op.group.all_gather(own))
+            if isinstance(op, api.Experts):
+                return with_late_biases(whole, op, self.read(op.ids), self.read(op.weights), self._values)
             return whole if (bias := getattr(op, "bias", None)) is None else whole + self._values(bias)
         match op:
             case api.Embedding(share=Share() as share):

@@ -16,6 +16,8 @@ from karat.ops.reference import require
 
 SPLIT_KEYS, DIGIT_COLUMNS = 256, 32  # kSplitKeys, kDigitColumns in csrc/contract
 
+PRODUCT_FLOATS = 1 << 24  # of experts' products that wait for their sum; which changes no bit
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceCache:
@@ -358,10 +360,11 @@ def _experts(on: DeviceKernels, op: api.Experts) -> Any:
     ids = on.device.array(np.ascontiguousarray(op.ids, np.int32)) if isinstance(op.ids, np.ndarray) else op.ids
     given = (on.floats(op.x), ids, on.floats(op.weights))
     tables = (on.table(role) for role in (op.gates, op.ups, op.downs))
-    biases = [on.vector(*role) for role in op.biases or ()]
+    biases = [on.vector(*role) if role else None for role in op.biases or ()]
     clamp = None if op.clamp is None else (op.clamp.limit, op.clamp.alpha)
     require(clamp is None or all(map(isfinite, clamp)), op.name, f"{op.clamp}; expected finite numbers")
-    return on.device.experts(*given, *tables, op.first, list(op.leaves), on.width, biases, clamp, op.by_gelu)
+    sums = (op.first, list(op.leaves), op.by_columns)
+    return on.device.experts(*given, *tables, *sums, on.width, biases, clamp, op.by_gelu, PRODUCT_FLOATS)
 
 
 def _causal_conv(on: DeviceKernels, op: api.CausalConv) -> Any:

@@ -5,6 +5,7 @@ for bit what kernels do. Everything else is ReferenceOps in float32: float weigh
 without codes.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from karat.checkpoint.weights import Weight
 from karat.ops.api import Linear, Op
 from karat.ops.executor import Held
-from karat.ops.integers import CodedMatrix, Width, coded, linear
+from karat.ops.integers import CodedMatrix, Width, coded, leaf_sums, linear
 from karat.ops.reference import Array, MappedTable, ReferenceOps, require_fits, whole_sum
 from karat.quant import CODINGS
 
@@ -39,6 +40,11 @@ class IntegerOps(ReferenceOps):
     def held(self, loaded: Array | CodedMatrix | MappedTable) -> Held:
         """A coded matrix as the float32 values of its codes."""
         return super().held(loaded[:] if isinstance(loaded, CodedMatrix) else loaded)
+
+    def leaf_sums(self, x: Array, weight: Array | CodedMatrix, ends: Sequence[int]) -> list[Array]:
+        if not isinstance(weight, CodedMatrix):
+            return super().leaf_sums(x, weight, ends)
+        return list(leaf_sums(x.astype(np.float32), weight, self.width, ends))
 
     def apply(self, op: Op[Any]) -> Any:
         if not (isinstance(op, Linear) and isinstance(op.weight, CodedMatrix)):

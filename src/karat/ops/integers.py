@@ -33,7 +33,7 @@ Then leaves are added as a binary tree, and the bias after the root, as in contr
 2**28.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,21 +149,30 @@ def _parts_of_maximum(largest: F32, width: Width) -> F32:
     return powers
 
 
-def linear(x: F32, matrix: CodedMatrix, width: Width, ends: tuple[int, ...]) -> F32:
+def linear(x: F32, matrix: CodedMatrix, width: Width, ends: Sequence[int]) -> F32:
     """x @ matrix.T without a bias: [rows, out]. `ends` are those of the leaves (karat.ops.leaves)."""
+    leaves = leaf_sums(x, matrix, width, ends)
+    with np.errstate(all="ignore"):
+        while len(leaves) > 1:
+            leaves = [left + right for left, right in zip(leaves[::2], leaves[1::2], strict=True)]
+    return leaves[0]
+
+
+def leaf_sums(x: F32, matrix: CodedMatrix, width: Width, ends: Sequence[int]) -> list[F32]:
+    """The same of each leaf alone, before the tree."""
     quantised = quantise(x, width)
-    out = np.empty((len(x), matrix.shape[0]), np.float32)
+    found = [np.empty((len(x), matrix.shape[0]), np.float32) for _ in ends]
     with np.errstate(all="ignore"):
         for start in range(0, matrix.shape[0], _ROWS_AT_ONCE):
             rows = slice(start, start + _ROWS_AT_ONCE)
             minimums = None if matrix.minimums is None else matrix.minimums[rows]
             part = CodedMatrix(matrix.codes[rows], matrix.scales[rows], minimums, matrix.sub_block)
-            out[:, rows] = _tree(quantised, part, width, ends)
-    return out
+            for out, leaf in zip(found, _leaves(quantised, part, width, ends), strict=True):
+                out[:, rows] = leaf
+    return found
 
 
-def _tree(x: Quantised, matrix: CodedMatrix, width: Width, ends: tuple[int, ...]) -> F32:
-    """The sums of all leaves, added as a binary tree."""
+def _leaves(x: Quantised, matrix: CodedMatrix, width: Width, ends: Sequence[int]) -> list[F32]:
     size = matrix.sub_block
     parts = _parts(x.integers, matrix, width)  # [sub-blocks, rows, out]
     powers = x.powers.repeat(BLOCK // size, axis=1)
@@ -178,9 +187,7 @@ def _tree(x: Quantised, matrix: CodedMatrix, width: Width, ends: tuple[int, ...]
             if sums is not None and matrix.minimums is not None:
                 total = fma(sums[:, block, None], matrix.minimums[:, block], total)
         leaves.append(total)
-    while len(leaves) > 1:
-        leaves = [left + right for left, right in zip(leaves[::2], leaves[1::2], strict=True)]
-    return leaves[0]
+    return leaves
 
 
 def _parts(integers: NDArray[np.int32], matrix: CodedMatrix, width: Width) -> F32:

@@ -39,6 +39,7 @@ from karat.ops.api import (
     Tensor,
 )
 from karat.ops.executor import AtOnce, CacheSpec, Executor, Held, Runner, StateSpec, StepLimits, Traits
+from karat.ops.expert_biases import with_late_biases
 from karat.ops.integers import WIDTHS
 from karat.ops.native_plan import Handle, PlanRecorder
 from karat.ops.rope_table import cos_sin_table
@@ -283,8 +284,13 @@ class NativeOps(Executor):
             case Linear(group=group) if group is not None and group.channel is None:
                 whole = tree_sum(group.all_gather(self.apply(replace(op, bias=None, group=None))))
                 return whole if op.bias is None else whole + op.bias.values()
-            case Experts(group=group) | SquareSums(group=group) if group is not None and group.channel is None:
+            case SquareSums(group=group) if group is not None and group.channel is None:
                 return tree_sum(group.all_gather(self.apply(replace(op, group=None))))
+            case Experts(group=group) if group is not None and group.channel is None:
+                part = op.of_this_rank()
+                assert part is not None
+                whole = tree_sum(group.all_gather(self.apply(part)))
+                return with_late_biases(whole, op, op.ids, op.weights, lambda bias: bias.values())
             case GatherColumns(share=share) if share.group.channel is None:
                 return share.group.gather_columns(op.x, share)
             case PagedAttention(observe=observe) if observe is not None:

@@ -238,8 +238,8 @@ def _experts(recorder: PlanRecorder, op: api.Experts) -> Handle:
     _require(clamp is None or all(map(isfinite, clamp)), op.name, f"{op.clamp}; expected finite numbers")
     registers, matrices = (op.x.register, op.ids.register, op.weights.register), (op.gates, op.ups, op.downs)
     channel = None if op.group is None else _channel(op.group, op.name)
-    unit = (op.by_gelu, clamp)
-    return Handle(recorder.plan.experts(*registers, *matrices, *biases, *unit, op.leaves, op.first, channel), op.x.tail)
+    unit, sums = (op.by_gelu, clamp), (op.leaves, op.by_columns, op.first)
+    return Handle(recorder.plan.experts(*registers, *matrices, *biases, *unit, *sums, channel), op.x.tail)
 
 
 def _causal_conv(recorder: PlanRecorder, op: api.CausalConv) -> Handle | None:

@@ -1,7 +1,9 @@
 """The reference executor: every op is one plain NumPy function, in float64 (the standard of the checks) or float32."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import pi, prod, sqrt
 from typing import Any
 
@@ -113,6 +115,10 @@ class ReferenceOps(Executor):
             ReferenceState(tuple(np.zeros((spec.num_slots, *shape), self.numbers) for shape in spec.shapes))
             for _ in spec.layers
         )
+
+    def leaf_sums(self, x: Array, weight: Array, ends: Sequence[int]) -> list[Array]:
+        """x @ weight.T of each leaf alone; `ends` are the columns where leaves end."""
+        return [x[:, start:end] @ weight[:, start:end].T for start, end in pairwise((0, *ends))]
 
     def apply(self, op: Op[Any]) -> Any:
         op.check(lambda x: x.shape[1:])
@@ -350,22 +356,28 @@ def _of_groups(ranked: Array, groups: api.Groups) -> Array:
 
 
 def _experts(ops: ReferenceOps, op: api.Experts) -> Array:
-    starts = (0, *op.leaves[:-1])
-    leaves = [np.zeros_like(op.x) for _ in op.leaves]
-    for sums, start, end in zip(leaves, starts, op.leaves, strict=True):
-        for number in range(start, end):
-            rows, choice = np.nonzero(op.ids == op.first + number)
-            if not len(rows):
-                continue
-            of_gate, of_up, of_down = (None,) * 3 if op.biases is None else (each[number] for each in op.biases)
-            gate = ops.linear(op.x[rows], op.gates[number], of_gate, name=op.name)
-            up = ops.linear(op.x[rows], op.ups[number], of_up, name=op.name)
-            times = ops.gelu_mul if op.by_gelu else ops.silu_mul
-            inner = times(gate, up, name=op.name) if op.clamp is None else _clamped(gate, up, op.clamp)
+    leaves, late = [np.zeros_like(op.x) for _ in op.leaves], np.zeros_like(op.x)
+    for number in range(len(op.gates)):
+        rows, choice = np.nonzero(op.ids == op.first + number)
+        if not len(rows):
+            continue
+        weights = op.weights[rows, choice][:, None]
+        of_gate, of_up, of_down = (each[number] if each else None for each in op.biases or ((), (), ()))
+        gate = ops.linear(op.x[rows], op.gates[number], of_gate, name=op.name)
+        up = ops.linear(op.x[rows], op.ups[number], of_up, name=op.name)
+        times = ops.gelu_mul if op.by_gelu else ops.silu_mul
+        inner = times(gate, up, name=op.name) if op.clamp is None else _clamped(gate, up, op.clamp)
+        if not op.by_columns:
             given = ops.linear(inner, op.downs[number], of_down, name=op.name)
-            sums[rows] += op.weights[rows, choice][:, None] * given
+            leaves[bisect_right(op.leaves, number)][rows] += weights * given
+            continue
+        for sums, given in zip(leaves, ops.leaf_sums(inner, op.downs[number], op.leaves), strict=True):
+            sums[rows] += weights * given
+        if of_down is not None:
+            late[rows] += weights * of_down
     whole = tree_sum(leaves)
-    return whole if op.group is None else tree_sum(op.group.all_gather(whole))
+    result: Array = late + (whole if op.group is None else tree_sum(op.group.all_gather(whole)))
+    return result
 
 
 def _clamped(gate: Array, up: Array, clamp: api.Clamp) -> Array:

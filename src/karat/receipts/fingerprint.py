@@ -16,6 +16,7 @@ from karat.checkpoint.packed import PackedFile
 from karat.config import Activations, ModelConfig
 from karat.errors import DamageError, UsageError
 from karat.layers.weights import Prepare
+from karat.models.cut_units import cut_units, experts_by_columns
 from karat.models.registry import find_weights
 from karat.ops.contract import activations_read, contract_of
 from karat.receipts.canonical import digest
@@ -241,10 +242,11 @@ def _fingerprint(
     texts: _Texts, root: str, stored: StoredModel, weights: Mapping[str, Weight], computing: Computing
 ) -> Fingerprint:
     types = {stored.prepare.stored_type(weight) for weight in weights.values() if len(weight.shape) > 1}
+    by_columns = experts_by_columns(cut_units(stored.config, weights, stored.prepare.stored_type))
     return Fingerprint(
         **texts,
         weights=root,
-        numeric_contract=contract_of(stored.config, types, computing.activations),
+        numeric_contract=contract_of(stored.config, types, by_columns, computing.activations),
         sampler=computing.sampler,
         executor=computing.executor,
         dtype=computing.dtype,

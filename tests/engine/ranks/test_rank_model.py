@@ -109,9 +109,17 @@ def test_every_family_in_every_type(family: str, stored: str, teams: Teams, tmp_
 @pytest.mark.parametrize("stored", ["F32", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize(("family", "experts"), [("mixtral", 2), ("gpt_oss", 4), ("qwen2_moe", 3)])
 def test_ranks_without_an_expert(family: str, experts: int, stored: str, teams: Teams, tmp_path: Path) -> None:
-    """Merged models have 2 or 4. Ranks whose ranges are empty add zeros, with biases and shared experts too."""
-    name = "num_experts" if family == "qwen2_moe" else "num_local_experts"
-    config = parallel.config_of(family, num_experts_per_tok=2, **{name: experts})
+    """Merged models have 2 or 4. Ranks whose ranges are empty add zeros, with biases and shared experts too.
+
+    Experts of 7 blocks, or one, are in ranges.
+    """
+    inner = 256 if stored == "Q4_K" else 224
+    sizes = (
+        {"num_experts": experts, "moe_intermediate_size": inner}
+        if family == "qwen2_moe"
+        else {"num_local_experts": experts, "intermediate_size": inner}
+    )
+    config = parallel.config_of(family, num_experts_per_tok=2, **sizes)
     path = parallel.write(tmp_path, config, stored)
     texts = texts_for(config["vocab_size"], f"{family}-{stored}")
     want = parallel.single(path, texts, chunk=512, threads=2)

@@ -9,6 +9,7 @@ from karat.checkpoint import ModelCheckpoint, resolve
 from karat.checkpoint.overrides import NO_OVERRIDES, Overrides
 from karat.checkpoint.weights import Weight
 from karat.config import FloatName, ModelConfig, embedded_model_path
+from karat.models.cut_units import cut_units, experts_by_columns
 from karat.models.opening import open_model as open_checkpoint
 from karat.models.registry import find_weights, read_config
 
@@ -27,6 +28,11 @@ class CheckedModel:
     def types(self) -> frozenset[str]:
         """Stored types of the matrices."""
         return frozenset(weight.dtype for weight in self.stored.values() if len(weight.shape) > 1)
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether leaves of experts are columns."""
+        return experts_by_columns(cut_units(self.config, self.stored))
 
     def weights(self, narrow: FloatName | None = None) -> CheckpointWeights:
         """The tensors as an engine that computes in `narrow` has them."""

@@ -112,7 +112,7 @@ def record_model(
         kv_dtype=kv_dtype,
         executor=f"karat {inner.executor}",
         activations=integers_read(model.types, inner.activations),
-        numeric_contract=contract_of(model.config, model.types, inner.activations),
+        numeric_contract=contract_of(model.config, model.types, model.by_columns, inner.activations),
         rows=with_rows,
         heads=heads,
         generated=tuple(ids[len(steps.prompt) :]) or None,

@@ -18,7 +18,7 @@ from karat.layers.block import Block
 from karat.layers.place import Place
 from karat.layers.shards import CutUnits
 from karat.layers.weights import AS_STORED, SpecCollector, WeightLoader
-from karat.models.cut_units import cut_units
+from karat.models.cut_units import cut_units, experts_by_columns
 from karat.models.decoder import default_kv_dtype, embedding, end, end_names, layer, layer_inputs, outline
 from karat.ops.api import Cache, Ops, Tensor
 from karat.ops.contract import contract_of, integers_read
@@ -88,6 +88,7 @@ class LayerwiseRun:
         self._config, self._stored, self._ops, self._steps = config, stored, ops, steps
         kv_dtype = kv_dtype or default_kv_dtype(config, ops)
         types = {weight.dtype for weight in stored.values() if len(weight.shape) > 1}
+        by_columns = experts_by_columns(cut_units(config, stored))
         rows = tuple(EVERYTHING.rows_for(total, config.vocab_size) if logit_rows is None else logit_rows)
         self._logit_tokens = set(rows)
         self._cache_dtype: FloatName = kv_dtype
@@ -100,7 +101,7 @@ class LayerwiseRun:
             kv_dtype=kv_dtype,
             executor=f"karat {ops.executor}",
             activations=integers_read(types, ops.activations),
-            numeric_contract=contract_of(config, types, ops.activations),
+            numeric_contract=contract_of(config, types, by_columns, ops.activations),
             rows=dict.fromkeys(end_names(config), rows) if len(rows) < total else {},
         )
 

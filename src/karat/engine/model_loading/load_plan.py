@@ -24,7 +24,7 @@ from karat.kv.blocks import BLOCK_SIZE
 from karat.kv.cache import cache_specs, state_specs
 from karat.kv.groups import Keep, groups_of, windows_of
 from karat.layers.weights import stays_mapped
-from karat.models.cut_units import cut_units
+from karat.models.cut_units import cut_units, experts_by_columns
 from karat.models.decoder import default_kv_dtype, outline, weight_specs
 from karat.models.degrees import check_degree
 from karat.models.registry import Model, build, find_weights
@@ -55,6 +55,7 @@ class LoadPlan:
     num_bytes: int  # of the weights in their files
     memory_bytes: int  # that all takes: weights, tables, caches, states and steps
     types: frozenset[str]  # of the matrices, as they are computed with
+    by_columns: bool  # leaves of experts are columns
 
     @property
     def activations(self) -> Activations:
@@ -70,7 +71,7 @@ class LoadPlan:
         read = [name for name in get_args(Activations) if integers_read(self.types, name)]
         if not read or not self.ops.traits.chooses_activations or self.options.tensor_parallel_size > 1:
             return {}
-        return {name: contract_of(self.config, self.types, name) for name in read}
+        return {name: contract_of(self.config, self.types, self.by_columns, name) for name in read}
 
     def model(self, progress: Progress, meanwhile: Callable[[], bool]) -> Model:
         """The model, loaded into this process. `meanwhile` is called while its weights are loading."""
@@ -243,6 +244,7 @@ def plan_load(
         + sizes.all_state_bytes
         + (cache_bytes(num_blocks) if sizes.windows else 0),
         types=frozenset(prepare.stored_type(weight) for weight in each_once if len(weight.shape) > 1),
+        by_columns=experts_by_columns(units),
     )
 
 
