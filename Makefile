@@ -13,6 +13,8 @@ SHELL := /bin/sh
 .NOTPARALLEL:
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONNOUSERSITE := 1
+# Where it is set, each of a run's hundreds of processes would compile what it imports, and rewrite all tests, anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip

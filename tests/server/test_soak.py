@@ -105,7 +105,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [5, pytest.param(1200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(1200, marks=pytest.mark.long)])
 @pytest.mark.timeout(1800)
 def test_a_soak_with_disconnects(seconds: int, model: list[str]) -> None:
     with serving(*model) as server:

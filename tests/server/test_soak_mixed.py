@@ -151,7 +151,7 @@ def soak(seconds: int, model: list[str]) -> float:
     return most
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(600, marks=pytest.mark.long)])
 @pytest.mark.timeout(1800)
 def test_every_answer_is_that_of_its_request_alone(seconds: int, tmp_path: Path) -> None:
     most = soak(seconds, [str(write_scripted(tmp_path, HERMES))])
@@ -159,7 +159,7 @@ def test_every_answer_is_that_of_its_request_alone(seconds: int, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [5, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(600, marks=pytest.mark.long)])
 @pytest.mark.timeout(1800)
 def test_so_it_is_with_recurrent_layers(seconds: int, tmp_path: Path) -> None:
     """With room for few states, which come and go."""
