@@ -1,4 +1,7 @@
-"""Mixtures of experts: transformers' own, ranks, and on the native executor the bits of each row and expert alone."""
+"""Mixtures of experts: transformers' own, ranks, and on the native executor the bits of each row and expert alone.
+
+Covers: karat.ops.expert_biases.
+"""
 
 import os
 import sys
