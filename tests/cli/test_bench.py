@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from karat.bench import limits
+from karat.bench.shape_configs import SHAPES
 from karat.cli.bench import as_text
 from karat.ops.native import unavailable_reason
 from tests.cli.conftest import Karat
@@ -332,3 +333,8 @@ def test_the_json_survives_a_program(karat: Karat) -> None:
     done = karat("bench", "-q", "--shape", "tiny", "-n", "1", "--repeat", "1", "--batch", "1", "-p", "4", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["schema"] == 1
+
+
+def test_its_help_names_every_shape(karat_here: Karat) -> None:
+    said = "".join(karat_here("bench", "--help").stdout.split())
+    assert [name for name in SHAPES if name not in re.sub("[│|]", "", said)] == []

@@ -36,9 +36,10 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, gemma-3-1b, qwen3-30b-a3b-cut (six "
-            "of its layers), gpt-oss-20b-cut, olmoe-small (a whole mixture of 0.5B), qwen3.5-0.8b, qwen3.5-9b-cut (8 "
-            "layers), qwen3.5-35b-a3b-cut (4 layers), tiny, or the path of a config.json.",
+            help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, llama-3.1-8b, gemma-3-1b, "
+            "gemma-4-26b-a4b-cut (six of its layers), qwen3-30b-a3b-cut (6), gpt-oss-20b-cut (6), olmoe-small (a whole "
+            "mixture of 0.5B), qwen3.5-0.8b, qwen3.5-9b-cut (8), qwen3.5-35b-a3b-cut (4), tiny, or the path of a "
+            "config.json.",
         ),
     ] = None,
     weights: Annotated[

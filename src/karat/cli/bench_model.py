@@ -37,8 +37,7 @@ class ShapeOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Random weights instead: qwen2.5-0.5b, qwen2.5-1.5b, llama-3.2-1b, gemma-3-1b, qwen3-30b-a3b-cut (six "
-            "of its layers), gpt-oss-20b-cut, tiny.",
+            help="Random weights instead: a shape of karat bench --shape, such as qwen2.5-0.5b, or tiny.",
         ),
     ] = None
     weights: Annotated[

@@ -1,15 +1,17 @@
 """A choice of experts that rounding decides is no mistake, whoever makes it; any other one is."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from karat.check.diagnosis.diagnose import Diagnoser
 from karat.check.diagnosis.reference import departure
+from karat.check.model.right.experts import routing_scores
 from karat.check.model.weights import CheckpointWeights
 from karat.check.record.executors import Steps, record_model
 from karat.check.replay import routing
@@ -17,7 +19,7 @@ from karat.check.replay.drift import DRIFT_LIMIT, Apart, compare
 from karat.check.replay.replay import Replay
 from karat.check.trace.format import Trace
 from karat.models.registry import build
-from karat.ops.api import Op, Route
+from karat.ops.api import Op, Route, Routing
 from karat.ops.reference import ReferenceOps
 from tests.support import mistakes
 from tests.support.weights import weight_of
@@ -128,11 +130,11 @@ def test_rows_that_are_compared(parted: list[bool], apart: float, known: int | N
         np.testing.assert_array_equal(np.ones(len(tokens), bool) if shared is None else shared, tokens < end)
 
 
-def test_logits_of() -> None:
+def test_marks_of_the_chosen() -> None:
     logits = np.array([[0.5, -1.0, 2.0]])
-    np.testing.assert_array_equal(routing.logits_of(np.array([[0.0, 2.0]]), logits), [[2.0, 0.5]])
+    np.testing.assert_array_equal(routing.of_chosen(np.array([[0.0, 2.0]]), logits), [[2.0, 0.5]])
     for wrong in ([3.0, 0.0], [-1.0, 0.0], [0.5, 0.0], [2.0, 2.0], [np.nan, 0.0]):
-        assert np.isnan(routing.logits_of(np.array([wrong]), logits)).any(), wrong
+        assert np.isnan(routing.of_chosen(np.array([wrong]), logits)).any(), wrong
 
 
 @given(
@@ -145,4 +147,31 @@ def test_what_noise_of_the_spread_chooses_is_close(logits: list[float], chosen: 
     right = np.array([logits])
     noise = moved * np.random.default_rng(seed).uniform(-1, 1, right.shape)
     ids, others = (np.argsort(-x, axis=-1, kind="stable")[:, :chosen].astype(float) for x in (right, right + noise))
-    assert routing.is_close(others, ids, right, routing.floor_of(right, 2.0**-24, moved)).all()
+    assert routing.is_close(others, ids, right, routing.floor_of(right, Routing(chosen, False), 2.0**-24, moved)).all()
+
+
+@given(
+    score=st.sampled_from(["sigmoid", "softmax"]),
+    with_bias=st.booleans(),
+    size=st.sampled_from([1.0, 4.0, 12.0]),
+    seed=st.integers(0, 9999),
+)
+def test_what_rounded_scores_choose_is_close(
+    score: Literal["sigmoid", "softmax"], with_bias: bool, size: float, seed: int
+) -> None:
+    """An engine ranks scores in bfloat16, with a bias that outweighs logits: those of two may be far apart."""
+    rng = np.random.default_rng(seed)
+    logits, bias = size * rng.standard_normal((20, 16)), rng.choice([-0.25, 0.0, 0.5], 16)
+    rule = Routing(3, True, score, bias="bias" if with_bias else None)
+    weights: Any = SimpleNamespace(array=lambda name, dtype: {"bias": bias}[name].astype(dtype))
+    scores = torch.from_numpy(routing_scores(logits, rule)).bfloat16().double().numpy()
+    if score == "softmax" and not with_bias:
+        scores = logits
+    ranked, unit = scores + bias * with_bias, 2.0**-8
+    marks = routing.marks_of(logits, rule, weights)
+    ids, right = (np.argsort(-x, axis=-1, kind="stable")[:, :3].astype(float) for x in (ranked, marks))
+    floor = routing.floor_of(marks, rule, unit)
+    assert routing.is_close(ids, right, marks, floor).all()
+    without = np.argsort(-logits, axis=-1, kind="stable")[:, :3].astype(float)
+    missed = np.sort(-marks, axis=-1)[:, 2] - np.take_along_axis(-marks, without.astype(int), axis=-1).max(axis=-1)
+    assert not routing.is_close(without, right, marks, floor)[missed < -floor[:, 0]].any(), "a bias that is left out"

@@ -163,7 +163,7 @@ class FreeRun:
             self._runs.append(("single", F32))
         self._values: list[dict[str, Array]] = [{} for _ in self._runs]
         self._spreads: dict[str, Array] = {}
-        self._routed: tuple[Array, Array] | None = None  # the last logits of experts, and how far apart two are one
+        self._routed: tuple[Array, Array] | None = None  # the last marks of experts, and how far apart two are one
         self._attention = UncertainAttention(replay.tokens.num_tokens)
         self.choices = Choices()  # of the engine, compared with the right ones
 
@@ -180,8 +180,9 @@ class FreeRun:
                     inputs[1] = replay.noise.as_cached(inputs[1])
             result = evaluate(node, inputs, replay.rounded if kind == "noisy" else replay.exact, dtype)
             if node.kind == "chosen_ids" and kind == "right":
-                spread_of_logits = DRIFT_LIMIT * self._spreads[node.inputs[0]]
-                self._routed = inputs[0], routing.floor_of(inputs[0], replay.unit, spread_of_logits)
+                rule, spread_of_logits = node.params["routing"], DRIFT_LIMIT * self._spreads[node.inputs[0]]
+                marks = routing.marks_of(inputs[0], rule, replay.context.weights)
+                self._routed = marks, routing.floor_of(marks, rule, replay.unit, spread_of_logits)
             if node.kind == "chosen_ids" and (recorded := replay.recorded.get(name)) is not None:
                 result = right if kind != "right" else self._chosen(name, recorded, result)
             kept[name] = replay.noise.disturbed(node, inputs, result) if kind == "noisy" else result
@@ -217,7 +218,7 @@ class FreeRun:
 
     def is_close(self, ids: Array, other: Array) -> NDArray[np.bool_]:
         """Of the last choice of experts: the rows [rows, 1] in which rounding decides between these and the others."""
-        assert self._routed is not None, "experts are chosen by logits"
+        assert self._routed is not None, "experts are chosen by marks"
         return routing.is_close(ids, other, *self._routed)
 
 

@@ -77,7 +77,7 @@ def local_errors(
             continue
         ours, other = forced[name], theirs.arrays[name]
         if node.kind == "chosen_ids":
-            ours, other = (routing.logits_of(ids, lent.value(node.inputs[0])) for ids in (ours, other))
+            ours, other = (routing.of_chosen(ids, lent.marks(node)) for ids in (ours, other))
         rows = _largest_of_rows(ours, other)
         largest = float(rows.max(initial=0))
         if not largest:

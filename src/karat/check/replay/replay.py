@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from karat.check.model.context import Weights
-from karat.check.model.graph import KINDS, Edits, Graph
+from karat.check.model.graph import KINDS, Edits, Graph, Node
 from karat.check.replay import routing
 from karat.check.replay.distances import distance, gap, largest_finite, pooled
 from karat.check.replay.finding import F32, F64, LIMIT, Array, Finding
@@ -84,13 +84,17 @@ class Replay(Runs):
         return np.minimum(by_row, spread.max(axis=0, keepdims=True))
 
     def _floor_of_choice(self, names: tuple[str, ...]) -> Array:
-        """The floor of chosen experts, in logits: those of two may be this far apart."""
-        source = self.graph.nodes[names[-1]].inputs[0]
-        logits = self.value(source)
+        """The floor of chosen experts, in marks: those of two may be this far apart."""
+        node = self.graph.nodes[names[-1]]
+        rule, source, marks = node.params["routing"], node.inputs[0], self.marks(node)
         if source not in names:
-            return routing.floor_of(logits, self.unit)
+            return routing.floor_of(marks, rule, self.unit)
         before = names[: names.index(source) + 1]
-        return routing.floor_of(logits, self.unit, self.floor(before, self.run(before)))
+        return routing.floor_of(marks, rule, self.unit, self.floor(before, self.run(before)))
+
+    def marks(self, node: Node) -> Array:
+        """What a choice of experts ranks, of the logits that were recorded."""
+        return routing.marks_of(self.value(node.inputs[0]), node.params["routing"], self.context.weights)
 
     def row_floors(self, names: tuple[str, ...]) -> dict[str, Array]:
         """The floor of each row [..., 1] of all `names`, each computed from the one before; fewer runs than `floor`."""
@@ -129,8 +133,7 @@ class Replay(Runs):
         recorded, node = self.recorded[name], self.graph.nodes[name]
         got = recorded.values
         if node.kind == "chosen_ids":
-            logits = self.value(node.inputs[0])
-            got, expected = (routing.logits_of(ids, logits) for ids in (got, expected))
+            got, expected = (routing.of_chosen(ids, self.marks(node)) for ids in (got, expected))
         error = distance(got, expected)
         if recorded.present is not None:
             error = np.where(recorded.present, error, 0)
