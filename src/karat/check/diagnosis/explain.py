@@ -303,11 +303,17 @@ def _parameters(explanation: BugExplanation) -> frozenset[tuple[str, str]]:
 
 
 def _moved(variant: Variant, replay: Replay, layers: Sequence[int], names: Sequence[str]) -> Variant | None:
-    """A mistake with a number fitted at another result, moved to these layers. Its parameters name no weights."""
+    """A mistake with a number fitted at another result, moved to these layers. Its parameters name no weights.
+
+    Single elements of a weight are moved to weights of its shape alone.
+    """
     graph, inside = replay.graph, set(names)
     edits: dict[str, Mapping[str, Any]] = {}
     for name, params in variant.edits.items():
         node = graph.nodes[name]
         places = [node] if node.layer is None else [graph.by_role[layer, node.role] for layer in layers]
+        if params.keys() & {"elements", "bias_elements"}:
+            shape = replay.context.weights.shape
+            places = [place for place in places if shape(place.params["weight"]) == shape(node.params["weight"])]
         edits |= {place.name: params for place in places if place.name in inside}
     return replace(variant, edits=edits) if edits else None
