@@ -223,6 +223,23 @@ def test_ranks_have_the_bits_of_one_process(executor: str, dtype: str, inner: in
             np.testing.assert_allclose(result, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("experts", [3, 11])
+def test_ranks_have_the_bits_of_one_process_on_the_reference(size: int, experts: int) -> None:
+    """By ranges of ids: a product is whole on its rank. Of parts of its columns BLAS gives other bits."""
+    drawn = Drawn(32, 7, experts, 3)
+    assert not drawn.ends[1]
+    x, ops = drawn.x(7), ReferenceOps("float32")
+    whole = run(drawn.on(ops), ops, x)
+
+    def on_rank(group: ThreadGroup) -> Array:
+        own = ReferenceOps("float32")
+        return run(drawn.on(own, group), own, x)
+
+    for result in on_all_ranks(size, on_rank):
+        np.testing.assert_array_equal(result, whole)
+
+
 @needs_kernels
 @pytest.mark.parametrize(
     ("size", "experts", "inner"),
